@@ -28,6 +28,7 @@ from calcvm.kernels_cpu._vectors import bits_of, phi
 from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
 from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
+MOST = 2**62  # of an integer in a place of data
 BAD_PLACE = 1  # trap code, as that of a label
 KINDS = {**OF_TYPES, "index": INTEGER}  # where a program's type for indexes is one of integers
 CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions that formulas call otherwise
@@ -329,6 +330,8 @@ class Values:
             size = Whole(self.size(extent))
             at, exact = self.divided(place, p)
             here = w.both(exact, TRUE if self.lies_inside(place, extent, p) else w.inside(at, size))
+            if self.is_data(place) and isinstance(place, Call):
+                here = w.both(here, self.fits(place, p))
             if not (here.known and here.v) and node.beyond == 0 and self.is_data(place):
                 self.refuse(w.holds_not(here), p)
             inside = w.both(inside, here)
@@ -358,6 +361,42 @@ class Values:
             and place.name not in p.loose
             and (self.key(self.extents[place.name])[0] == text[1])
         )
+
+    def fits(self, node: Node, p: Point) -> Cond:
+        """Whether no integer of a place of data leaves the 64 bits, or is divided by 0, on the way: such a place is nowhere."""
+        w = self.w
+        if isinstance(node, Element):
+            return self.within(self.integer_at(node, p), MOST)
+        if not isinstance(node, Call) or not self.is_data(node):
+            return TRUE
+        if node.function == "where":
+            held, (one, other) = self.condition(node.arguments[0], p), (self.fits(n, p) for n in node.arguments[1:])
+            return w.either(w.both(held, one), w.both(w.holds_not(held), other))
+        found = TRUE
+        for argument in node.arguments:
+            found = w.both(found, self.fits(argument, p))
+        if node.function in ("//", "%", "/"):
+            return w.both(found, w.compare("!=", self.integer_at(node.arguments[1], p), Whole(0)))
+        if node.function == "*":
+            factors = [self.integer_at(n, p) for n in node.arguments]
+            wide = any(x.wide for x in factors)
+            x, y = (self.as_f64(x, wide) for x in factors)
+            size = F.fabs(multiplied(x, y))
+            return w.both(found, Cond(self.b.fcmp_ordered("<", size.v, size.const(float(MOST)).v)))
+        if node.function in ("+", "-"):
+            return w.both(found, self.within(self.integer_at(node, p), MOST))
+        return found
+
+    def within(self, x: Whole, most: int) -> Cond:
+        return self.w.both(self.w.compare("<", x, Whole(most)), self.w.compare(">", x, Whole(-most)))
+
+    def integer_at(self, node: Node, p: Point) -> Whole:
+        return self.divided(node, p)[0]
+
+    def as_f64(self, x: Whole, wide: bool) -> V:
+        if wide:
+            return V(self.b, self.b.sitofp(self.w.lanes(x), ir.VectorType(ir.DoubleType(), self.e.lanes)))
+        return V(self.b, self.b.sitofp(self.w.value(x.base), ir.DoubleType()))
 
     def is_data(self, place: Node) -> bool:
         return any(isinstance(n, Element) for n in walk(place))
