@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from calcvm.equations.check import INTEGER, NUMBER, check
+from calcvm.equations.facts import in_place
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.plain import Plain
@@ -259,6 +260,15 @@ def test_scatters_by_quotients() -> None:
         near(made(plain, words, values)["dx"], want, 256 * EPS["float32"], str(words))
 
 
+def test_what_is_scattered_lies_in_no_operands_place() -> None:
+    """It is 0 before the operand is read."""
+    for added, pairs in (("where(j == t[r], x[r,c], 0)", ()), ("x[r,c]", (("w", "v"),))):
+        text = f"w[j<J,c<C] = v[j,c]*sum[r<R] {added}"
+        read = ("v", "x", "t") if "t[" in text else ("v", "x")
+        plain = Plain("scaled", text, ("J", "C", "R"), (*read, "w"), types={"t": "int64"})
+        assert in_place(plain, read) == pairs
+
+
 def test_what_a_scatter_takes_grows_with_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the rows that there are: 4096 of them were asked for each of 512 indexes."""
     plain = declared(SCATTERS["rows"], "J C R", "t x w", {"t": "int64"})
@@ -313,6 +323,15 @@ def test_a_kernel_is_compiled_once_for_its_text(tmp_path: Path) -> None:
     assert lines("y[b,i] = max(y[b,i - 1], x[b,i])") == ("True 1.0 3.0 3.0", 1)
     assert lines("y[b,i] = max(y[b, i-1], (x[b,i]))") == ("False 1.0 3.0 3.0", 1)
     assert lines("y[b,i] = max(2*y[b,i - 1], x[b,i])") == ("True 1.0 3.0 6.0", 2)
+
+
+def test_no_gradient_is_derived_before_its_kernel_is_compiled() -> None:
+    program = (
+        "import calcvm.kernels_cpu.plain; from calcvm.equations.declared import declared_rows; "
+        "print(sum('plain' in row.__dict__ for row in declared_rows()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "0", done.stderr
 
 
 def test_kernels_of_derived_rows_depend_on_what_derives_them() -> None:
