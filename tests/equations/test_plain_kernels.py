@@ -35,7 +35,7 @@ from tests import rowrun
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
 from tests.plainrows import row_of
-from tests.rowrun import EPS, close, run_row, same_bits
+from tests.rowrun import EPS, close, guard_of, run_row, same_bits
 
 TEAMS = (2, 3, 5)
 SAMPLE, WHOLE, PARTS = 40, 400, 4
@@ -57,7 +57,7 @@ def declared(
 def made(
     plain: Plain, words: Mapping[str, Any], values: Mapping[str, Any], dtype: str = "float32", **how: Any
 ) -> dict[str, np.ndarray]:
-    """The row's results, flat; between guards, and with the same bits by every team."""
+    """The row's results, flat; between guards, and with the same bits by every team, of which one worker sets an element."""
     row = row_of(plain)
     flat = {n: np.ascontiguousarray(v).reshape(-1) for n, v in values.items()}
     flat = {n: v.astype(dtype) if v.dtype.kind == "f" else v for n, v in flat.items()}
@@ -66,7 +66,18 @@ def made(
     for n in TEAMS:
         for name, value in run_row(row, words, flat, dtype, known=known, n_workers=n, **how).items():
             assert same_bits(value, got[name]), f"{name} of {plain.text} differs by {n} workers"
+        alone = [run_row(row, words, flat, dtype, known=known, n_workers=n, only=w, raw=True, **how) for w in range(n)]
+        for name in got:
+            guard = guard_of(row, row.operand(name), dtype)
+            setting = sum((worker[name] != guard).astype(int) for worker in alone)
+            assert (setting <= 1).all(), f"several of {n} workers set {name} of {plain.text}"
     return got
+
+
+@pytest.mark.parametrize("text", ["y[b<1] = sum[a<3] x[b,a]", "y[b<1,a<3] = 2*x[b,a]"])
+def test_one_worker_sets_what_has_one_unit(text: str) -> None:
+    """Where others set it, too, they do so after the next row has made something else of it."""
+    made(declared(text, "", "x y"), {}, {"x": np.ones((1, 3))})
 
 
 def near(got: np.ndarray, want: np.ndarray, tolerance: float, what: str) -> None:

@@ -817,7 +817,8 @@ class _Row:
                 loops.row(stages, None, c64(0), c64(1))
         else:
             lo, hi = self.share(loops.w.value(loops.size(loops.extents[shared.name])))
-            loops.row(stages, shared.name, lo, hi)
+            with self.b.if_then(self.b.icmp_signed("<", lo, hi)):  # of one place there is no loop
+                loops.row(stages, shared.name, lo, hi)
 
     def share(self, n: Any) -> tuple[Any, Any]:
         """As `calcvm.kernels_cpu._common.share`."""
