@@ -32,6 +32,7 @@ from calcvm.kernels_cpu.plain import add
 from calcvm.ops.spec import RowSpec
 from calcvm.script.evaluation import row_values
 from tests import rowrun
+from tests.equations.far_places import PLACES, far_place
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
 from tests.plainrows import row_of
@@ -373,40 +374,8 @@ def test_powers_of_any_number_by_any(text, dtype):
 
 
 # ---------------------------------------------------------------- places that leave the integers
-FAR = ["x[r, t[r]*4 + 1; 7]", "x[r, t[r] + t[r]; 7]", "x[r, t[r] - 1 - t[r]*t[r]; 7]", "x[r, t[r]*8//8; 7]",
-       "x[r, 3%t[r]; 7]", "x[r, 3//t[r]; 7]", "x[r, 0/t[r]; 7]", "x[r, where(t[r] > 1, 1, t[r]*4); 7]",
-       "sum[c<C] x[r, t[r]*c; 7]", "x[r, u[c]*4 + 1; 7]"]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", FAR)
-def test_a_place_of_data_that_leaves_the_integers_is_nowhere(value):
-    far = [0, 1, 2, 2**62, -(2**62), 2**63 - 1, -(2**63), 2**61, 3]
-    rng, n, m = np.random.default_rng(0), len(far), 20
-    values = {"x": rng.normal(size=(n, m)), "t": np.array(far), "u": np.resize(far, m)}
-    read_ = [name for name in values if f"{name}[" in value]
-    axes = {"x": "x[r<R,c<C]", "t": "t[r<R]", "u": "u[c<C]"}
-    types = {name: "int64" for name in "tu" if name in read_}
-    out = "y[r<R]" if "u[" not in value and "sum" not in value else "y[r<R,c<C]" if "u[" in value else "y[r<R]"
-    declares = "; ".join(axes[name] for name in read_)
-    plain = declared(f"{out} = {value}", "R C", " ".join([*read_, "y"]), types, declares=declares)
-    found = made(plain, {"R": n, "C": m}, {name: values[name] for name in read_}, "float64")["y"]
-
-    def taken(x: int) -> int:
-        if abs(x) >= 2**62:
-            raise OverflowError
-        return int(x)
-
-    def at(place: str, r: int, c: int) -> float:
-        names = {"t": lambda i: taken(far[i]), "u": lambda i: taken(int(values["u"][i])), "r": r, "c": c}
-        try:
-            k = eval(place, names) if "where" not in place else 1 if far[r] > 1 else taken(far[r]) * 4
-        except (ZeroDivisionError, OverflowError):
-            return 7
-        return values["x"][r, int(k)] if k == int(k) and 0 <= k < m else 7
-
-    place = value.partition("x[r, ")[2].partition(";")[0].replace("[", "(").replace("]", ")")
-    grid = [[at(place, r, c) for c in range(m)] for r in range(n)]
-    want = np.array(
-        [sum(row) for row in grid] if "sum" in value else grid if "u[" in value else [row[0] for row in grid]
-    )
-    close(found, want.reshape(-1), 1e-12, value)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_of_data_that_leaves_the_integers_is_nowhere(place):
+    text, values, want = far_place(place)
+    plain, words, out = as_row(text, values, by_words=True)
+    close(made(plain, words, values, "float64")[out], want.reshape(-1), 1e-12, place)
