@@ -92,4 +92,5 @@ def row_of(plain: Plain) -> RowSpec:
         return (W if name in made else R)(name, elems, type=plain.types.get(name, FLOAT), optional=left_out)
 
     words = (*dims(" ".join(plain.words)), *(Word(name=n, kind="float", lo=-1e9, hi=1e9) for n in plain.reals))
-    return RowSpec(name=plain.name, synopsis=plain.text, words=words, operands=tuple(map(operand, plain.operands)))
+    operands = tuple(map(operand, plain.operands))
+    return RowSpec(name=plain.name, synopsis=plain.text, declares=plain.declares, words=words, operands=operands)

@@ -15,9 +15,11 @@ from calcvm.ops import OPS
 from calcvm.ops.dims import shape_of
 from calcvm.ops.sizes import reads
 from calcvm.ops.spec import Example, R, W
+from calcvm.script.evaluation import row_values
+from calcvm.script.helpers import first_of
 from tests import rowrun
 from tests.reference import reference
-from tests.rowrun import CHECKS, Case, cases
+from tests.rowrun import CHECKS, Case, cases, words_of
 
 DTYPES = ("float32", "float64")
 NAMES = sorted(OPS)
@@ -356,11 +358,19 @@ def test_wide_columns():
         assert np.array_equal(case.forward(n_workers=n_workers)["y"], want)
 
 
-def test_extrema_send_the_gradient_to_the_first():
-    case = Case(OPS["max"], Example(shapes=((2, 4),), attrs={"axes": (1,)}), "float64", 1)
-    case.values["x"] = np.array([1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 5.0, 5.0])
-    values = case.forward() | {"dy": np.array([10.0, 20.0])}
-    assert case.backward(values)["dx"].tolist() == [0, 10, 0, 0, 20, 0, 0, 0]
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_extrema_send_the_gradient_to_the_first(name):
+    """Kernel, equation and script; NaN is the extremum."""
+    case = Case(OPS[name], Example(shapes=((3, 4),), attrs={"axes": (1,)}), "float64", 1)
+    x = np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [9.0, np.nan, np.nan, 9.0]])
+    case.values["x"] = (x if name == "max" else -x).reshape(-1)
+    values = case.forward() | {"dy": np.array([10.0, 20.0, 30.0])}
+    want = [[0, 10, 0, 0], [20, 0, 0, 0], [0, 30, 0, 0]]
+    assert case.backward(values)["dx"].reshape(3, 4).tolist() == want
+    (row,) = case.spec.bwd
+    assert row_values(row, words_of(row, case.words), values)["dx"].reshape(3, 4).tolist() == want
+    x, y, dy = case.values["x"].reshape(3, 4), values["y"].reshape(3, 1), values["dy"].reshape(3, 1)
+    assert (dy * first_of(x, y, (1,))).tolist() == want
 
 
 def test_parts_without_a_gradient_are_left_out():

@@ -10,6 +10,8 @@ import pytest
 from calcvm.ops import OPS
 from calcvm.ops.dims import shape_of
 from calcvm.ops.spec import Example
+from tests import rowrun
+from tests.cuda.simulated import Simulated
 from tests.rowrun import Case, close
 
 
@@ -112,13 +114,34 @@ def test_the_first_of_equals_has_the_gradient(channels):
     assert np.array_equal(dx, want)
 
 
+LARGEST = {"max_pool": {"kernel": (2, 2)}, "adaptive_max_pool": {"sizes": (2, 2)}, "global_max_pool": {}}
+
+
+@pytest.mark.parametrize("on", [None, 4])
 @pytest.mark.parametrize("channels", [1, 20])
-@pytest.mark.parametrize("name", ["max_pool", "adaptive_max_pool", "global_max_pool"])
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_first_nan_has_the_gradient(name, channels, on, monkeypatch):
+    """By kernels of both devices, as equations and scripts have it."""
+    if on:
+        monkeypatch.setattr(rowrun, "backend", Simulated(on))
+    x = np.zeros((1, 4, 4, channels), np.float32)
+    x[0, 0] = [[0], [np.nan], [0], [np.inf]]
+    x[0, 1, :, :] = np.nan
+    _, dx, dy = run(name, x, **LARGEST[name])
+    want = np.zeros_like(x)
+    if name == "global_max_pool":
+        want[0, 0, 1] = dy.reshape(channels)
+    else:
+        want[0, [0, 1], [1, 2]], want[0, 2, ::2] = dy[0, 0], dy[0, 1]
+    assert np.array_equal(dx, want)
+
+
+@pytest.mark.parametrize("channels", [1, 20])
+@pytest.mark.parametrize("name", LARGEST)
 def test_nan_is_the_largest(name, channels):
-    attrs = {"max_pool": {"kernel": (2, 2)}, "adaptive_max_pool": {"sizes": (2, 2)}, "global_max_pool": {}}[name]
     x = np.full((1, 4, 4, channels), -np.inf, np.float32)
     x[0, 2, 3] = np.nan
-    y = run(name, x, **attrs)[0]
+    y = run(name, x, **LARGEST[name])[0]
     assert np.isnan(y[0, -1, -1]).all()
     assert np.isnan(y).sum() == channels and (y[~np.isnan(y)] == -np.inf).all()
 

@@ -16,6 +16,7 @@ from calcvm.ops import OPS
 from calcvm.ops.spec import RowSpec
 from tests import rowrun
 from tests.cuda.simulated import Simulated, on_each
+from tests.equations.far_places import PLACES, far_place
 from tests.equations.generate import generate
 from tests.equations.plainly import Row, close
 from tests.equations.test_plain_rows import rows_beside_equations
@@ -73,6 +74,14 @@ def test_random_equations(part: int, whole: bool) -> None:
                     raise AssertionError(f"generate({seed}): {row.plain.text}") from failure
                 refused += 1
     assert refused <= max(1, len(seeds) // 8)  # of two rows each
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_of_data_that_leaves_the_integers_is_nowhere(place: str) -> None:
+    text, values, want = far_place(place)
+    row = Row("far", text, values)
+    found, trapped = run(kernel(row.plain), row, "float64")
+    assert not trapped and close(found["y"], want, 1e-12)
 
 
 # ---------------------------------------------------------------- the table

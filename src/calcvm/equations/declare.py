@@ -57,25 +57,35 @@ class Row:
     sets: tuple[str, ...]
 
     @property
+    def words(self) -> tuple[str, ...]:
+        return (*self.of.sizes, *self.of.integers)
+
+    @property
+    def reals(self) -> tuple[str, ...]:
+        return self.of.reals
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return (*self.reads, *self.sets)
+
+    @property
     def types(self) -> Mapping[str, str]:
-        return self.of.types
+        return {name: t for name, t in self.of.types.items() if name in self.operands}
 
     @cached_property
     def plain(self) -> Plain:
         from calcvm.equations.facts import check
         from calcvm.equations.plain import Plain
 
-        of, operands = self.of, (*self.reads, *self.sets)
-        words = (*of.sizes, *of.integers)
-        types = {name: t for name, t in of.types.items() if name in operands}
+        of = self.of
         plain = Plain(
-            f"{of.name}_fwd", of.text, words, (*of.inputs, *of.outputs), of.reals, dict(of.types), of.declares
+            f"{of.name}_fwd", of.text, self.words, (*of.inputs, *of.outputs), of.reals, dict(of.types), of.declares
         )
         if self.sets != of.outputs:
             from calcvm.equations.backward import backward_of
 
             text, declares = backward_of(plain, of.outputs, self.sets, self.reads)
-            plain = Plain(self.name, text, words, operands, of.reals, types, declares)
+            plain = Plain(self.name, text, self.words, self.operands, self.reals, self.types, declares)
         check(plain)
         return plain
 
@@ -115,8 +125,7 @@ def declare(
     return DECLARED[name]
 
 
-def plain_rows() -> Iterator[Plain]:
+def declared_rows() -> Iterator[Row]:
     """Those of all that is declared."""
     for declared in DECLARED.values():
-        for row in (declared.forward, *declared.backward):
-            yield row.plain
+        yield from (declared.forward, *declared.backward)

@@ -5,9 +5,9 @@ Most see their input as (O, N, I), the axes that they are over in the middle; wo
 
 from __future__ import annotations
 
-from calcvm.equations.declare import DECLARED, declare, plain_rows
+from calcvm.equations.declare import DECLARED, declare, declared_rows
 
-__all__ = ["DECLARED", "plain_rows"]
+__all__ = ["DECLARED", "declared_rows"]
 
 declare("logsumexp", "y[o<O,i<I] = logsumexp[n<N] x[o,n,i]", "O N I", backward={"dx": "dy x y"})
 VARIANCE = "[o<O,i<I] = N*(var[n<N] x[o,n,i])/max(N - correction, 0)"

@@ -8,6 +8,7 @@ from functools import partial
 
 from calcvm.equations.cost import operations
 from calcvm.equations.plain import Plain, Stage
+from calcvm.equations.scatter import scatter_of
 from calcvm.equations.text import PRODUCT, show
 from calcvm.equations.tree import Element, Equation, Name, Node, Reduction, walk
 from calcvm.errors import CalcError
@@ -70,8 +71,15 @@ def below(plain: Plain, name: str) -> str:
 
 def in_place(plain: Plain, reads: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Pairs of a result and an operand of its axes, each element of which is read for no other element, and no more afterwards."""
-    pairs = ((s, name) for s in plain.stages if s.result and not s.how for name in reads)
+    pairs = ((s, name) for s in plain.stages if s.result and not s.how and not _adds_up(plain, s) for name in reads)
     return tuple((s.name, name) for s, name in pairs if _may_be(plain, s, name))
+
+
+def _adds_up(plain: Plain, result: Stage) -> bool:
+    """Whether a kernel may add up in the result's place a sum that it is made of."""
+    kept, read = {i.name for i in result.kept}, {n.array for n in walk(result.value) if isinstance(n, Element)}
+    sums = [s for s in plain.stages if s.how == "sum" and s.name in read and {i.name for i in s.kept} == kept]
+    return any(scatter_of(s.kept, s.over, s.value, plain.axes) for s in sums)
 
 
 def _may_be(plain: Plain, of: Stage, name: str) -> bool:

@@ -1,10 +1,34 @@
-"""Sums that are scatters: ``dw[j,c] = sum[r] where(j == index[r], dy[r,c], 0)`` adds each ``dy[r,c]`` to one place of ``dw``."""
+"""Sums that are scatters: ``dw[j,c] = sum[r] where(j == index[r], dy[r,c], 0)`` adds each ``dy[r,c]`` to one place of ``dw``.
+
+So does ``dx[i] = sum[t] dy[(i + p - t)/s]``: what stands at ``o`` goes to ``i = o*s + t - p``, and nobody asks what divides.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+
+from calcvm.equations.places import linear, terms
 from calcvm.equations.simplify import conditions, conjunction, zero_where
-from calcvm.equations.tree import Call, Equation, Index, Name, Node, Reduction, names
+from calcvm.equations.tree import (
+    ONE,
+    ZERO,
+    Call,
+    Element,
+    Equation,
+    Index,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    call,
+    names,
+    rewritten,
+    walk,
+)
 from calcvm.record import record
+
+ODD = ("neg", "abs", "sqrt", "stop", "sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "erf", "sign")  # 0 at 0
 
 
 @record
@@ -12,38 +36,44 @@ class Scatter:
     """``result[.., place, ..] += value`` for all places of the other indexes.
 
     places : of indexes of the result, where it is added.  over : indexes that are summed.  guard : where it is added, or None.
+    bands : indexes of the result that are added to from somewhere to somewhere, which depends on these names.
     """
 
     places: dict[str, Node]
     over: tuple[Index, ...]
     value: Node
     guard: Node | None = None
+    bands: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def scatter(equation: Equation) -> Scatter | None:
     """What an equation adds where, if each number that it adds goes to one place: nothing else is read for the others."""
-    kept = [i.name for i in equation.kept or ()]
     node = equation.value
     if not isinstance(node, Reduction) or node.how != "sum":
         return None
-    found = zero_where(node.body)
+    found = at_places(equation.kept or (), node.indexes, node.body)
+    read = names(found.value) | (names(found.guard) if found.guard else set()) if found else set()
+    return None if found is None or {*found.places} & read else found
+
+
+def at_places(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Scatter | None:
+    """The same of a sum's value, where this and the guard may read where it is added."""
+    found = zero_where(value)
     if found is None or not found[2]:
         return None
     condition, value, _ = found
-    summed = {i.name for i in node.indexes}
+    own, summed = [i.name for i in kept], {i.name for i in over}
     places: dict[str, Node] = {}
     left = []
     for test in conditions(condition):
-        index, place = _equal(test, kept, summed)
+        index, place = _equal(test, own, summed)
         if place is None or index in places:
             left.append(test)
         else:
             places[index] = place
-    guard = conjunction(left) if left else None
-    read = names(value) | (names(guard) if guard else set())
-    if not places or {*places} & (read | set().union(*map(names, places.values()))):
+    if not places or {*places} & set().union(*map(names, places.values())):
         return None
-    return Scatter(places, node.indexes, value, guard)
+    return Scatter(places, over, value, conjunction(left) if left else None)
 
 
 def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | None]:
@@ -53,3 +83,116 @@ def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | N
             if isinstance(a, Name) and a.name in kept and names(b) & summed:
                 return a.name, b
     return "", None
+
+
+def scatter_of(
+    kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
+) -> Scatter | None:
+    """What a sum adds where, by data, by quotients or in bands.  axes : of arrays in memory."""
+    return at_places(kept, over, value) or at_multiples(kept, over, value, axes) or in_bands(kept, over, value)
+
+
+def in_bands(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Scatter | None:
+    """What a sum adds where ``f(e) < d and d < g(e)``, of which nobody knows for which e it is."""
+    found, summed = zero_where(value), {i.name for i in over}
+    if found is None or not found[2]:
+        return None
+    ends: dict[tuple[str, bool], Node] = {}
+    for test in conditions(found[0]):
+        if isinstance(test, Call) and test.function in ("<", "<=", ">", ">="):
+            less, more = test.arguments if test.function[0] == "<" else reversed(test.arguments)
+            for index, end, below in ((more, less, True), (less, more, False)):
+                if (
+                    isinstance(index, Name)
+                    and names(end) & summed
+                    and not any(isinstance(n, Element) for n in walk(end))
+                ):
+                    ends[index.name, below] = end
+    bands = {}
+    for i in kept:
+        two = [ends[key] for key in ((i.name, True), (i.name, False)) if key in ends]
+        if len(two) == 2 and all(terms(end) is None for end in two):
+            bands[i.name] = frozenset().union(*map(names, two))
+    if not bands or {*bands} & frozenset().union(*bands.values()):
+        return None
+    return Scatter({}, over, found[1], found[0], bands)
+
+
+# ---------------------------------------------------------------- quotients
+def at_multiples(
+    kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
+) -> Scatter | None:
+    """What a sum adds where, by what its quotients are."""
+    found = zero_where(value)
+    tests, inner = (conditions(found[0]), found[1]) if found and found[2] else ([], value)
+    known = {i.name for i in (*kept, *over)}
+    places: dict[str, Node] = {}
+    new: list[Index] = []
+    for above, below, extent in _quotients(value, axes, tests):
+        for i in kept:
+            parts = linear(above, i.name) if not names(below) & known and i.name not in places else None
+            if parts is None or parts[0] not in (ONE, Number(-1)) or names(parts[1]) & {*places}:
+                continue
+            index = Index(_unused(f"{i.name}_at", known | names(value)), extent)
+            at, exact = Name(index.name), call("==", call("%", above, below), ZERO)
+            known.add(index.name)
+            new.append(index)
+            place = call("-", call("*", at, below), parts[1])
+            places[i.name] = place if parts[0] == ONE else call("neg", place)
+            true = {exact, call("<=", ZERO, call("//", above, below)), call("<", call("//", above, below), extent)}
+            tests = [_put(test, above, below, at) for test in tests if test not in true]
+            inner = _put(inner, above, below, at)
+            break
+    said = set().union(*map(names, places.values())) if places else set()
+    if not places or {*places} & said:
+        return None
+    return Scatter(places, (*new, *over), inner, conjunction(tests) if tests else None)
+
+
+def _quotients(
+    value: Node, axes: Mapping[str, Sequence[Node]], tests: Sequence[Node]
+) -> dict[tuple[Node, Node, Node], None]:
+    """(above, below, extent) of quotients: where one leaves a rest, or is none of an extent, nothing is added."""
+    found: dict[tuple[Node, Node, Node], None] = {}
+    for node in vanishing(value):
+        if isinstance(node, Element) and node.beyond == 0:
+            for place, extent in zip(node.places, axes.get(node.array, ())):
+                if isinstance(place, Call) and place.function == "/":
+                    found[place.arguments[0], place.arguments[1], extent] = None
+    for test in tests:
+        quotient, extent = test.arguments if isinstance(test, Call) and test.function == "<" else (ZERO, ZERO)
+        if isinstance(quotient, Call):
+            exact = call("==", call("%", *quotient.arguments), ZERO)
+            if quotient.function == "//" and {exact, call("<=", ZERO, quotient)} <= {*tests}:
+                found[quotient.arguments[0], quotient.arguments[1], extent] = None
+    return found
+
+
+def _put(node: Node, above: Node, below: Node, at: Node) -> Node:
+    """A quotient replaced by what it is."""
+    by = {call("/", above, below), call("//", above, below)}
+    return rewritten(node, lambda n: at if n in by else n)
+
+
+def _unused(name: str, known: set[str]) -> str:
+    while name in known:
+        name += "_"
+    return name
+
+
+def vanishing(node: Node) -> Iterator[Node]:
+    """Elements without which a value is 0, and conditions; what it is times there is taken for finite."""
+    if isinstance(node, Element):
+        yield node
+    if not isinstance(node, Call):
+        return
+    if node.function == "*":
+        for argument in node.arguments:
+            yield from vanishing(argument)
+    elif node.function == "/" or node.function in ODD:
+        yield from vanishing(node.arguments[0])
+    elif node.function == "^" and isinstance(node.arguments[1], Number) and node.arguments[1].value > 0:
+        yield from vanishing(node.arguments[0])
+    elif node.function == "where" and node.arguments[2] == ZERO:
+        yield node.arguments[0]
+        yield from vanishing(node.arguments[1])

@@ -6,12 +6,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
+from calcvm.equations import kinds
 from calcvm.equations.check import CONDITION, INTEGER
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.rows import said_once
 from calcvm.equations.stated import TYPES, Stated
 from calcvm.equations.text import show, show_equations
-from calcvm.equations.tree import OPERATORS, Call, Element, Equation, Index, Name, Node, Number, Reduction, own_elements
+from calcvm.equations.tree import (
+    COMPARISONS,
+    ONE,
+    OPERATORS,
+    Call,
+    Element,
+    Equation,
+    Index,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    own_elements,
+)
 from calcvm.errors import CalcError
 from calcvm.graph import Variable, applied
 from calcvm.indexed.products import Extents, varies
@@ -89,23 +103,26 @@ class Row:
         return name
 
     # ------------------------------------------------------------ nodes
-    def node(self, node: Node) -> Node:
+    def node(self, node: Node, whole: bool = False) -> Node:
+        """A node in the row's names.  whole : it is a place, or compared, where integers are exact; elsewhere they are numbers."""
         if isinstance(node, Number):
             return Number(node.value)
         if isinstance(node, Element) and node.array == self.scan:
-            return Element(OUT, tuple(map(self.node, node.places)), node.beyond)
+            return Element(OUT, tuple(self.node(n, True) for n in node.places), node.beyond)
         if isinstance(node, Name) and node.name in self.extents:
             return Name(self.index(node.name))
         found = self.opened(node)
         if isinstance(found, tuple):
-            return self.element(*found)
+            made = self.element(*found)
+            return made if whole or kinds.KINDS.get(found[0].type) != kinds.INTEGER else Call("/", (made, ONE))
         node = found
         match node:
             case Reduction():
                 over = tuple(Index(self.index(i.name)) for i in node.indexes)
-                return Reduction(node.how, over, self.node(node.body))
+                return Reduction(node.how, over, self.node(node.body, whole))
             case Call() if node.function in ARGUMENTS or node.function in OPERATORS:
-                return Call(node.function, tuple(map(self.node, node.arguments)))
+                exact = whole or node.function in COMPARISONS
+                return Call(node.function, tuple(self.node(n, exact) for n in node.arguments))
             case Number():
                 return Number(node.value)
         raise Unfit(f"{show(node)} is none of a row")
@@ -114,7 +131,7 @@ class Row:
         """An element of an array at places of the equation."""
         if not places:
             return Name(self.operand(x))
-        made = Element(self.operand(x), tuple(map(self.node, places)), beyond)
+        made = Element(self.operand(x), tuple(self.node(n, True) for n in places), beyond)
         self.read.append(made)
         return made
 

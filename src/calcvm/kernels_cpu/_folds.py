@@ -10,6 +10,7 @@ from llvmlite import ir
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I1, I32, I64
 from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._rounded import Product, added, multiplied
 from calcvm.kernels_cpu._values import CONDITION, INTEGER, NUMBER, Value, Values
 from calcvm.kernels_cpu._whole import Cond, Whole
 
@@ -58,6 +59,13 @@ class Fold:
             out = [self.b.select(live.v, v, none) for v, none in zip(out, self.neutral)]
         return out
 
+    def with_term(self, acc: Accumulator, x: Value, place: Whole | None, live: Cond) -> Accumulator:
+        """An accumulator with a value that stands behind all in it; a product is added in one rounding."""
+        if not (self.exact and isinstance(x, Product)):
+            return self.taken(acc, self.lifted(x, place, live))
+        new = added(self.values.wide(x) if self.wide else x, V(self.b, acc[0])).v
+        return [self.b.select(live.v, new, acc[0]) if live.wide else new]
+
     def taken(self, acc: Accumulator, term: Accumulator) -> Accumulator:
         """An accumulator with a term that stands behind all in it."""
         if not self.places:
@@ -77,7 +85,8 @@ class Fold:
         if self.kind == CONDITION:
             return [(b.and_ if self.how == "all" else b.or_)(x.v, y.v)]
         if self.how in ("sum", "prod"):
-            return [((add if self.how == "sum" else mul)(x, y)).v]
+            whole = (add, mul) if self.kind == INTEGER else (added, multiplied)
+            return [whole[self.how == "prod"](x, y).v]
         if self.places:
             return self.earlier(one, other)
         if self.kind == INTEGER:

@@ -128,6 +128,9 @@ class V(Number):
     def equals(self, o: Any) -> Any:
         return self._compare("==", o)
 
+    def is_nan(self) -> V:
+        return V(self.b, self.b.fcmp_unordered("uno", self.v, self.v))
+
     def where(self, condition: Any, other: Any) -> V:
         """This value where the condition (a comparison's result) holds, else ``other``."""
         x, y = self._whole(condition.v), self.const(other)._whole(condition.v)
@@ -217,7 +220,7 @@ def maximum(x: V, y: Any) -> V:
     """The larger; NaN if either is."""
     y = x.const(y)
     larger = x.where(x > y, y)
-    return x.where(V(x.b, x.b.fcmp_unordered("uno", x.v, x.v)), larger)
+    return x.where(x.is_nan(), larger)
 
 
 def minimum(x: V, y: Any) -> V:

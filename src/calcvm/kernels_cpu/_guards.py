@@ -11,17 +11,31 @@ from typing import NamedTuple
 
 from calcvm.equations.places import linear
 from calcvm.equations.plain import Stage
+from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Name, Node, Number, call, names, walk
 
-ODD = ("neg", "abs", "sqrt", "stop", "sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "erf", "sign")  # 0 at 0
 Key = Callable[[Node], str]
+FAR = Number(2.0**62)  # beyond any index
+
+
+class Limit(NamedTuple):
+    """``factor*(index - (end + more)) >= 0``, where the end is a float that is an integer."""
+
+    index: str
+    factor: int
+    end: Node
+    more: int
 
 
 class Guard(NamedTuple):
-    """An integer that is below 0 where a term is neutral.  mark : what is true where no guard with it is below 0."""
+    """An integer that is below 0 where a term is neutral.
+
+    mark : what is true where no guard with it is below 0.  limit : the same where it is no integer.
+    """
 
     value: Node
     mark: tuple[str, ...] = ()
+    limit: Limit | None = None
 
 
 def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list[Guard]:
@@ -35,21 +49,12 @@ def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list
 
 
 def _zero(node: Node, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
-    """Where a value is 0; what it is times there is taken for finite."""
-    if isinstance(node, Element) and node.beyond == 0 and node.array in axes:
-        yield from _within(node, axes[node.array], key)
-    if not isinstance(node, Call):
-        return
-    if node.function == "*":
-        for argument in node.arguments:
-            yield from _zero(argument, axes, key)
-    elif node.function == "/" or node.function in ODD:
-        yield from _zero(node.arguments[0], axes, key)
-    elif node.function == "^" and isinstance(node.arguments[1], Number) and node.arguments[1].value > 0:
-        yield from _zero(node.arguments[0], axes, key)
-    elif node.function == "where" and node.arguments[2] == ZERO:
-        yield from _holds(node.arguments[0], key)
-        yield from _zero(node.arguments[1], axes, key)
+    """Where a value is 0."""
+    for part in vanishing(node):
+        if not isinstance(part, Element):
+            yield from _holds(part, key)
+        elif part.beyond == 0 and part.array in axes:
+            yield from _within(part, axes[part.array], key)
 
 
 def _least(node: Node, none: float, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
@@ -88,13 +93,30 @@ def _holds(node: Node, key: Key) -> Iterator[Guard]:
         gap = call("-", more, less)
         if any(isinstance(n, Element) for n in walk(gap)):
             return
-        yield Guard(gap if "=" in node.function else call("-", gap, ONE), (key(node),))
+        strict = "=" not in node.function
+        yield Guard(call("-", gap, ONE) if strict else gap, (key(node),), _limit(less, more, strict))
+
+
+def _limit(less: Node, more: Node, strict: bool) -> Limit | None:
+    """Where an index begins or ends that is compared with any number."""
+    for index, other, factor in ((more, less, 1), (less, more, -1)):
+        if isinstance(index, Name) and index.name not in names(other):
+            end = call(
+                "floor" if strict == (factor > 0) else "ceil", call("max", call("min", other, FAR), call("neg", FAR))
+            )
+            return Limit(index.name, factor, end, factor if strict else 0)
+    return None
 
 
 def along(found: list[Guard], index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
-    """Guards that are linear in an index and have none of others, each with its factor and its rest."""
-    out = []
+    """Guards that are linear in an index and have none of others, each with its factor and its rest, of a limit its end."""
+    out: list[tuple[Guard, Node, Node]] = []
     for guard in found:
+        limit = guard.limit
+        if limit is not None:
+            if limit.index == index and not names(limit.end) & later:
+                out.append((guard._replace(mark=()), Number(limit.factor), limit.end))
+            continue
         free = names(guard.value)
         parts = linear(guard.value, index) if index in free and not free & later else None
         if parts is not None and parts[0] != ZERO:

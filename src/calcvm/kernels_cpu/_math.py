@@ -512,7 +512,7 @@ column_sums = column_reduction(add, 0.0, onto=True)  # column_sums(n, rows, stri
 def _select_first() -> Any:
     """A loop ``first(n, rows, stride, dy, x, y, dx)``: down each column i, dx = dy[i] where x = y[i] for the first time, else 0.
 
-    dx may be x.
+    y is an extremum of x, NaN where x has one: then the first NaN has dy.  dx may be x.
     """
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, y: Any, dx: Any) -> None:
@@ -525,7 +525,8 @@ def _select_first() -> Any:
             def row(r: Any, state: list) -> list:
                 g = V(b, state[0])
                 k = b.add(b.mul(r, stride), i)
-                hit = e.get(x, k, mask).equals(best)
+                v = e.get(x, k, mask)
+                hit = v.equals(best) | v.is_nan()
                 e.put(g.where(hit, 0.0), dx, k, mask)
                 return [g.const(0.0).where(hit, g).v]
 

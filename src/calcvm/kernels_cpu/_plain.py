@@ -7,7 +7,7 @@ is no result is made where all its indexes are known, and stays in registers.  T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from numba.core import cgutils
 from calcvm.equations.functions import DERIVATIVES
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
+from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ZERO, Call, Element, Index, Name, Node, Number, names, rewritten, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
@@ -26,6 +27,7 @@ from calcvm.kernels_cpu._folds import Fold
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._guards import Guard, along, guards
 from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
+from calcvm.kernels_cpu._scatter import scattered
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
 from calcvm.kernels_cpu._vectors import c64, phi
@@ -114,14 +116,12 @@ class Loops(Values):
         if not kept or kept[-1] == along:
             return None
         last = kept[-1]
-        for other in self.reduces(stage, last):
-            if (
-                other.over
-                and self.score(other, last) > self.score(other, self.best(other))
-                and self.score(other, last)[0]
-            ):
-                return None
-        return last
+        return last if all(self.takes(other, last) for other in self.reduces(stage, last)) else None
+
+    def takes(self, stage: Stage, index: str) -> bool:
+        """Whether a reduction is rather made for several places of a kept index than by lanes of its own."""
+        own = self.score(stage, index)
+        return not stage.over or own <= self.score(stage, self.best(stage)) or not own[0]
 
     # ------------------------------------------------------------ reductions
     def reduce(self, stage: Stage, points: Sequence[Point]) -> list[Value]:
@@ -163,8 +163,32 @@ class Loops(Values):
     # ------------------------------------------------------------ where terms are
     def guards(self, stage: Stage, index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
         axes = {name: o.axes for name, o in self.operands.items()}
-        found = [g for g in guards(stage, axes, lambda n: self.key(n)[0]) if self.is_whole(g.value)]
-        return along(found, index, later)
+        found = guards(stage, axes, lambda n: self.key(n)[0])
+        found = [g._replace(limit=None) if self.is_whole(g.value) else g for g in found]
+        return along([g for g in found if g.limit or self.is_whole(g.value)], index, later)
+
+    def divides(
+        self, stage: Stage, index: str, later: Sequence[str], points: Sequence[Point]
+    ) -> tuple[Cond, list[tuple[str, ...]]]:
+        """Whether quotients that an index decides are places inside, without which terms are 0, and what is true there."""
+        inside, marks = TRUE, []
+        for n in vanishing(stage.value) if stage.how == "sum" else ():
+            if not isinstance(n, Element) or n.beyond != 0 or n.array not in self.operands:
+                continue
+            for place, extent in zip(n.places, self.operands[n.array].axes):
+                text, free = self.key(place)
+                mark = text, self.key(extent)[0]
+                if not (isinstance(place, Call) and place.function == "/") or mark in marks or index not in free:
+                    continue
+                at = [[p.at[v] for v in sorted(free & p.at.keys())] for p in points]
+                if free & {*later} or self.is_data(place) or any(x.wide for x in at[0]):
+                    continue
+                if all(x is y for other in at[1:] for x, y in zip(at[0], other)):
+                    where, exact = self.divided(place, points[0])
+                    there = self.w.both(exact, self.w.inside(where, Whole(self.size(extent))))
+                    inside = self.w.both(inside, there)
+                    marks += [mark, ("divides", text)]
+        return inside, marks
 
     def is_whole(self, node: Node) -> bool:
         return kind_of(node, self.kinds) == INTEGER
@@ -195,7 +219,7 @@ class Loops(Values):
             return None
         key, value = self.known(f"range {stage.name} {index.name}", free, p)
         if value is None:
-            at = [(g, self.of(c, p), self.of(r, p)) for g, c, r in found]
+            at = [(g, self.of(c, p), self.rest(g, r, p)) for g, c, r in found]
             at = [(g, c.base, r.base) for g, c, r in at if not c.wide and not r.wide]
             marks = {g.mark for g, _, _ in found if g.mark} - {
                 g.mark for g, _, _ in found if g not in [known for known, _, _ in at]
@@ -203,6 +227,14 @@ class Loops(Values):
             lo, hi = self.cut(size, [(c, r) for _, c, r in at])
             value = self.keep(key, (lo, hi, sorted(marks)))
         return value
+
+    def rest(self, guard: Guard, rest: Node, p: Point) -> Whole:
+        """What is added to an index times its factor."""
+        value = self.of(rest, p)
+        if guard.limit is None:
+            return value
+        end = self.w.add(self.integer(self.number(value)), Whole(guard.limit.more))
+        return self.w.neg(end) if guard.limit.factor > 0 else end
 
     def cut(self, size: Any, found: list[tuple[Any, Any]]) -> tuple[Any, Any]:
         """From where to where none of ``c*i + r`` is below 0."""
@@ -244,9 +276,10 @@ class Loops(Values):
     def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
         """All results; those of the units lo to hi of the shared index."""
         self.bounds = {shared: (lo, hi)} if shared else {}
-        self.terms = dict(filter(None, map(self.stored_terms, stages)))
+        results = [made for s in stages if s.result and (made := scattered(self, s)) is not None]
+        self.terms = dict(filter(None, map(self.stored_terms, self.stages.values())))
         ones = {i.name: Whole(0) for s in stages for i in s.kept if i.extent == Number(1)}
-        self.nest([s for s in stages if s.result], Point(ones), 0)
+        self.nest(results, Point(ones), 0)
 
     def order(self, stage: Stage) -> list[Index]:
         """A result's indexes, outermost first: that of a scan is the last, and before it those without which what it reads is reduced."""
@@ -312,6 +345,8 @@ class Loops(Values):
     def rows(self, stage: Stage, depth: int) -> int:
         """How many places of an index are taken at once: several where they read the same, or wait for one another in a scan."""
         names_left = [i.name for i in self.order(stage)[depth:]]
+        if len(names_left) == 1:
+            return ROWS if self.beside(stage, names_left[0]) else 1
         if len(names_left) != 2 or (set(self.made_of(stage)) - {stage}):
             return 1
         row, last = names_left
@@ -324,6 +359,19 @@ class Loops(Values):
         used = [frozenset().union(*map(names, n.places)) for n in self.reads(stage)]
         again = any(last in free and row not in free for free in used) and any(row in free for free in used)
         return ROWS if again else 1
+
+    def beside(self, stage: Stage, last: str) -> bool:
+        """Whether sums by lanes of several places of a result's last index read the same."""
+        made = self.made_of(stage)
+        if stage.scan or self.by_lanes(stage) or len(made) != 1:
+            return False
+        (sum_,) = made
+        if last not in {i.name for i in sum_.kept} or not self.takes_lanes(sum_):
+            return False
+        if any(last in names(g.value) for i in sum_.over for g, _, _ in self.guards(sum_, i.name, frozenset())):
+            return False
+        free = [last in frozenset().union(*map(names, n.places)) for n in self.reads(sum_)]
+        return any(free) and not all(free)
 
     def is_tiled(self, stage: Stage) -> bool:
         return (
@@ -344,6 +392,8 @@ class Loops(Values):
                 self.hoist(stage.value, points, frozenset({last, *(i.name for i in stage.over)}))
                 if stage.scan:
                     self.scan(stage, points)
+                elif last == name:
+                    self.complete(stage, points)
                 else:
                     self.vectors([stage], points, last)
             return carried
@@ -590,7 +640,14 @@ class _Reduction:
         def body(i: Any, state: list) -> list:
             with loops.scope(), loops.knowing(true):
                 at = Whole(i)
-                return self.over(further, [p.to(index.name, at) for p in points], state)
+                here = [p.to(index.name, at) for p in points]
+                there, marks = loops.divides(
+                    self.stage, index.name, [*(i.name for i in further), self.inner.name], here
+                )
+                if there.known:
+                    return self.over(further, here, state)
+                with loops.knowing(marks), loops.scope():
+                    return _when(self.b, loops.w.bit(there), lambda state: self.over(further, here, state), state)
 
         return counting(self.b, lo, hi, 1, state, body)
 
@@ -661,8 +718,8 @@ class _Reduction:
                     result, _ = loops.terms[self.stage.name]
                     last = result.kept[-1].name
                     loops.stored(result.name, value, p.to(last, at), [i.name for i in result.kept])
-                term = fold.lifted(value, self.place(p) if fold.places else None, p.live)
-                out += fold.taken(acc[q * fold.n : (q + 1) * fold.n], term)
+                place = self.place(p) if fold.places else None
+                out += fold.with_term(acc[q * fold.n : (q + 1) * fold.n], value, place, p.live)
         return out
 
     def place(self, p: Point) -> Whole:
@@ -678,12 +735,12 @@ def names_in(node: Node) -> set[str]:
 
 
 # ---------------------------------------------------------------- a row
-def kernel_of(plain: Plain) -> Any:
-    """What a kernel calls: ``loops(me, given)``, ``given`` its words and operands."""
+def kernel_of(plain: Callable[[], Plain]) -> Any:
+    """What a kernel calls: ``loops(me, given)``, ``given`` its words and operands; asked for the row when it is compiled."""
 
     def typing(me: Any, given: Any) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
-            _Row(ctx, b, plain, me, given, *values).emit()
+            _Row(ctx, b, plain(), me, given, *values).emit()
             return ctx.get_dummy_value()
 
         return types.void(me, given), codegen
@@ -760,7 +817,8 @@ class _Row:
                 loops.row(stages, None, c64(0), c64(1))
         else:
             lo, hi = self.share(loops.w.value(loops.size(loops.extents[shared.name])))
-            loops.row(stages, shared.name, lo, hi)
+            with self.b.if_then(self.b.icmp_signed("<", lo, hi)):  # of one place there is no loop
+                loops.row(stages, shared.name, lo, hi)
 
     def share(self, n: Any) -> tuple[Any, Any]:
         """As `calcvm.kernels_cpu._common.share`."""

@@ -22,11 +22,13 @@ from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes
+from calcvm.kernels_cpu._rounded import added, divided, multiplied, subtracted, widened
 from calcvm.kernels_cpu._types import as_number, in_memory
 from calcvm.kernels_cpu._vectors import bits_of, phi
 from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
 from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
+MOST = 2**62  # of an integer in a place of data
 BAD_PLACE = 1  # trap code, as that of a label
 KINDS = {**OF_TYPES, "index": INTEGER}  # where a program's type for indexes is one of integers
 CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions that formulas call otherwise
@@ -181,7 +183,7 @@ class Values:
         return V(b, e.element(float(x.base)) if isinstance(x.base, int) else b.sitofp(x.base, e.element))
 
     def wide(self, x: V) -> V:
-        return x if x.lanes else V(self.b, self.e.splat(x.v))
+        return widened(x, self.e.splat)
 
     def level(self, *xs: Value) -> list[V]:
         """Numbers of one width."""
@@ -220,9 +222,8 @@ class Values:
     def quotient(self, x: V, y: V) -> V:
         """x / y; of lanes by what is one for all by its reciprocal, in vectors of any number: left to the compiler, some would be."""
         if x.lanes and not y.lanes:
-            return x * self.wide(1.0 / y)
-        one, other = self.level(x, y)
-        return one / other
+            return multiplied(x, self.wide(divided(y.const(1.0), y)))
+        return divided(*self.level(x, y))
 
     def whole(self, function: str, xs: list[Whole]) -> Whole | None:
         w = self.w
@@ -235,15 +236,15 @@ class Values:
     def function(self, function: str, xs: list[V]) -> V:
         match function:
             case "+":
-                return xs[0] + xs[1]
+                return added(*xs)
             case "-":
-                return xs[0] - xs[1]
+                return subtracted(*xs)
             case "*":
-                return xs[0] * xs[1]
+                return multiplied(*xs)
             case "//":
-                return F.floor(xs[0] / xs[1])
+                return F.floor(divided(*xs))
             case "%":
-                return xs[0] - F.floor(xs[0] / xs[1]) * xs[1]
+                return subtracted(xs[0], multiplied(F.floor(divided(*xs)), xs[1]))
             case "neg":
                 return -xs[0]
             case "max":
@@ -287,6 +288,7 @@ class Values:
         return Cond((b.fcmp_unordered if op == "!=" else b.fcmp_ordered)(op, one.v, other.v))
 
     def power(self, x: Value, p: Value) -> V:
+        """As that of IEEE 754 (2019, 9.2.1): x^0 and 1^p are 1, of NaN too."""
         x = self.number(x)
         if isinstance(p, Whole) and not p.wide and isinstance(p.base, int) and float(p.base) in POWERS:
             return POWERS[float(p.base)](x)
@@ -295,9 +297,12 @@ class Values:
             return POWERS[exponent.v.constant](x)
         x, exponent = self.level(x, exponent)
         exponent = exponent.as_f64()
-        half = 0.5 * exponent
-        odd = (1.0 - 4.0 * (half - F.floor(half))).where(exponent.equals(F.floor(exponent)), float("nan"))
-        return power_of(x, exponent, exponent.const(0.0), odd).rounded(x)
+        finite = F.clamp(exponent, -1e30, 1e30)  # where all of |x| but 1 is 0 or inf
+        half = 0.5 * finite
+        odd = (1.0 - 4.0 * (half - F.floor(half))).where(finite.equals(F.floor(finite)), float("nan"))
+        y = power_of(x, finite, exponent.const(0.0), odd).rounded(x)
+        y = y.where(exponent.equals(exponent), float("nan"))
+        return y.const(1.0).where(exponent.equals(0.0), y.const(1.0).where(x.equals(1.0), y))
 
     # ------------------------------------------------------------ elements
     def element(self, node: Element, p: Point) -> Value:
@@ -325,6 +330,8 @@ class Values:
             size = Whole(self.size(extent))
             at, exact = self.divided(place, p)
             here = w.both(exact, TRUE if self.lies_inside(place, extent, p) else w.inside(at, size))
+            if self.is_data(place) and isinstance(place, Call):
+                here = w.both(here, self.fits(place, p))
             if not (here.known and here.v) and node.beyond == 0 and self.is_data(place):
                 self.refuse(w.holds_not(here), p)
             inside = w.both(inside, here)
@@ -336,9 +343,13 @@ class Values:
         if not (isinstance(place, Call) and place.function == "/"):
             at = self.of(place, p)
             return at if isinstance(at, Whole) else self.integer(at), TRUE
-        (above, exact), (below, _) = (self.divided(argument, p) for argument in place.arguments)
-        quotient, rest = self.w.divided(above, below)
-        return quotient, self.w.both(exact, self.w.compare("==", rest, Whole(0)))
+        text, free = self.key(place)
+        key, found = self.known(f"place {text}", sorted(free & p.at.keys()), p)
+        if found is None:
+            (above, exact), (below, _) = (self.divided(argument, p) for argument in place.arguments)
+            quotient, rest = self.w.divided(above, below)
+            found = self.keep(key, (quotient, self.w.both(exact, self.w.compare("==", rest, Whole(0)))))
+        return found[0], TRUE if ("divides", text) in self.true else found[1]
 
     def lies_inside(self, place: Node, extent: Node, p: Point) -> bool:
         text = self.key(place)[0], self.key(extent)[0]
@@ -350,6 +361,42 @@ class Values:
             and place.name not in p.loose
             and (self.key(self.extents[place.name])[0] == text[1])
         )
+
+    def fits(self, node: Node, p: Point) -> Cond:
+        """Whether no integer of a place of data leaves the 64 bits, or is divided by 0, on the way: such a place is nowhere."""
+        w = self.w
+        if isinstance(node, Element):
+            return self.within(self.integer_at(node, p), MOST)
+        if not isinstance(node, Call) or not self.is_data(node):
+            return TRUE
+        if node.function == "where":
+            held, (one, other) = self.condition(node.arguments[0], p), (self.fits(n, p) for n in node.arguments[1:])
+            return w.either(w.both(held, one), w.both(w.holds_not(held), other))
+        found = TRUE
+        for argument in node.arguments:
+            found = w.both(found, self.fits(argument, p))
+        if node.function in ("//", "%", "/"):
+            return w.both(found, w.compare("!=", self.integer_at(node.arguments[1], p), Whole(0)))
+        if node.function == "*":
+            factors = [self.integer_at(n, p) for n in node.arguments]
+            wide = any(x.wide for x in factors)
+            x, y = (self.as_f64(x, wide) for x in factors)
+            size = F.fabs(multiplied(x, y))
+            return w.both(found, Cond(self.b.fcmp_ordered("<", size.v, size.const(float(MOST)).v)))
+        if node.function in ("+", "-"):
+            return w.both(found, self.within(self.integer_at(node, p), MOST))
+        return found
+
+    def within(self, x: Whole, most: int) -> Cond:
+        return self.w.both(self.w.compare("<", x, Whole(most)), self.w.compare(">", x, Whole(-most)))
+
+    def integer_at(self, node: Node, p: Point) -> Whole:
+        return self.divided(node, p)[0]
+
+    def as_f64(self, x: Whole, wide: bool) -> V:
+        if wide:
+            return V(self.b, self.b.sitofp(self.w.lanes(x), ir.VectorType(ir.DoubleType(), self.e.lanes)))
+        return V(self.b, self.b.sitofp(self.w.value(x.base), ir.DoubleType()))
 
     def is_data(self, place: Node) -> bool:
         return any(isinstance(n, Element) for n in walk(place))

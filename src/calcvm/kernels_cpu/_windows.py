@@ -172,7 +172,7 @@ def _first_of_largest() -> Any:
                 p, tap, best, where = b.gep(x, at[:1]), splat(at[1]), [], []
                 for old, found, place in zip(state[:wide], state[wide:], places):
                     v = e.get(p, *place).v
-                    higher = b.or_(b.fcmp_ordered(">", v, old), b.fcmp_unordered("uno", v, v))
+                    higher = b.and_(b.fcmp_unordered(">", v, old), b.fcmp_ordered("ord", old, old))
                     best.append(b.select(higher, v, old))
                     where.append(b.select(higher, tap, found))
                 return best + where

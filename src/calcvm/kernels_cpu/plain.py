@@ -1,8 +1,9 @@
-"""Kernels of rows whose equation says all: see `_plain`."""
+"""Kernels of rows whose equation says all: see `_plain`.  What a row's equation is, is found when its kernel is compiled."""
 
 from __future__ import annotations
 
-from calcvm.equations.declared import plain_rows
+from calcvm.equations.declare import Row
+from calcvm.equations.declared import declared_rows
 from calcvm.equations.plain import Plain
 from calcvm.equations.stated import Stated
 from calcvm.kernel import words
@@ -10,12 +11,12 @@ from calcvm.kernels_cpu._common import KERNELS, kernel_as
 from calcvm.kernels_cpu._plain import kernel_of
 
 
-def add(plain: Plain, own: bool = False) -> None:
+def add(row: Plain | Row, own: bool = False) -> None:
     """The kernel of a row; ``own`` : of a user's, which no other process knows."""
-    loops = kernel_of(plain)
-    typed = [f"{name}.{plain.types[name]}" if name in plain.types else name for name in plain.operands]
+    loops = kernel_of(lambda: row.plain if isinstance(row, Row) else row)
+    typed = [f"{name}.{row.types[name]}" if name in row.types else name for name in row.operands]
 
-    @kernel_as(plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed), own)
+    @kernel_as(row.name, words(" ".join(row.words), " ".join(row.reals), typed), own)
     def run(me, *given):
         loops(me, given)
 
@@ -26,5 +27,5 @@ def state(row: Stated) -> None:
         add(row.plain)
 
 
-for _plain in plain_rows():
-    add(_plain)
+for _row in declared_rows():
+    add(_row)

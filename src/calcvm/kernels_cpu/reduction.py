@@ -196,7 +196,7 @@ _extremum("min", rmin, column_reduction(F.minimum, float("inf")))
 @kernel_as("max_bwd")
 @kernel_as("min_bwd")
 def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
-    """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
+    """dx = dy at the first r where x = y, or is NaN, else 0; all of dx is set, may be x; O is shared."""
     lo, hi = share(me, O)
     R = R0 * R1
     for o in range(lo * P, hi * P):

@@ -199,8 +199,19 @@ class _Text:
 
     def whole(self, node: Node) -> str:
         """An integer: a place, or a size."""
+        if {*arrays(node)} & {*self.plain.operands}:
+            return self.near(node)
         if isinstance(node, Call) and node.function == "/":
             return f"exact({', '.join(self.value(x, INT) for x in node.arguments)})"
+        return self.value(node, INT)
+
+    def near(self, node: Node) -> str:
+        """A place of data: nowhere, if an integer on the way leaves the 64 bits."""
+        if isinstance(node, Call) and node.function in NEAR:
+            return f"{NEAR[node.function]}({', '.join(map(self.near, node.arguments))})"
+        if isinstance(node, Call) and node.function == "where":
+            held, one, other = node.arguments
+            return f"({self.near(one)} if {self.value(held, BOOL)} else {self.near(other)})"
         return self.value(node, INT)
 
     def plainly(self, node: Node) -> str:
@@ -556,6 +567,14 @@ def _of(loop: Units, name: str) -> str:
 
 MEMORY = {FLOAT: "scratch", INT: "whole_scratch"}
 INTEGERS = {"//": "floor_div", "%": "floor_mod", "max": "greater", "min": "smaller", "abs": "magnitude"}
+NEAR = {
+    "+": "near_sum",
+    "-": "near_difference",
+    "*": "near_product",
+    "//": "near_quotient",
+    "%": "near_rest",
+    "/": "near_exact",
+}
 FLOATS = {"max": "maximum", "min": "minimum"}
 
 

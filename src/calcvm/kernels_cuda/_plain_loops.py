@@ -53,6 +53,48 @@ def exact(a, b):
     return q if q * b == a and b != 0 else NOWHERE
 
 
+# Integers of places that data say: what leaves the 64 bits on the way, or is divided by 0, is nowhere.
+@device
+def _near(a, b):
+    return -NOWHERE < a < NOWHERE and -NOWHERE < b < NOWHERE
+
+
+@device
+def near_sum(a, b):
+    c = a + b if _near(a, b) else NOWHERE
+    return c if -NOWHERE < c < NOWHERE else NOWHERE
+
+
+@device
+def near_difference(a, b):
+    c = a - b if _near(a, b) else NOWHERE
+    return c if -NOWHERE < c < NOWHERE else NOWHERE
+
+
+@device
+def near_product(a, b):
+    if not _near(a, b):
+        return NOWHERE
+    x, y = magnitude(a), magnitude(b)
+    small = x < 1 << 31 and y < 1 << 31
+    return a * b if small or y == 0 or x <= divide(NOWHERE - 1, y) else NOWHERE
+
+
+@device
+def near_quotient(a, b):
+    return floor_div(a, b) if b != 0 and _near(a, b) else NOWHERE
+
+
+@device
+def near_rest(a, b):
+    return floor_mod(a, b) if b != 0 and _near(a, b) else NOWHERE
+
+
+@device
+def near_exact(a, b):
+    return exact(a, b) if _near(a, b) else NOWHERE
+
+
 @device
 def smaller(a, b):
     return min(a, b)
@@ -250,7 +292,7 @@ KNOWN: dict[str, Any] = functions | {
     f.__name__: f
     for f in (
         add, alone, at, behind, cells, device, divide, each, every, exact, float32, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
-        minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
+        minimum, multiply, near_difference, near_exact, near_product, near_quotient, near_rest, near_sum, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
         together, units_at_once, whole, whole_scratch, wide,
     )
 }  # fmt: skip

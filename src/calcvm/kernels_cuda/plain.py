@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from calcvm.equations.declared import plain_rows
+from collections.abc import Callable
+
+from calcvm.equations.declare import Row
+from calcvm.equations.declared import declared_rows
 from calcvm.equations.plain import Plain
-from calcvm.kernel import words
+from calcvm.kernel import Words, words
 from calcvm.kernels_cuda._common import KERNELS, Kernel
 from calcvm.kernels_cuda._plain import kernel_of
+from calcvm.lazy import cached_property
 
 
 def kernel(plain: Plain) -> Kernel:
     """The kernel of a row."""
-    typed = [f"{name}.{plain.types[name]}" if name in plain.types else name for name in plain.operands]
-    return Kernel(kernel_of(plain), plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed))
+    return Kernel(kernel_of(plain), plain.name, words_of(plain))
 
 
-for _plain in plain_rows():
-    KERNELS[_plain.name] = kernel(_plain)
+def words_of(row: Plain | Row) -> Words:
+    typed = [f"{name}.{row.types[name]}" if name in row.types else name for name in row.operands]
+    return words(" ".join(row.words), " ".join(row.reals), typed)
+
+
+class Declared(Kernel):
+    """The kernel of a declared row, whose equation is found when its function is first asked for."""
+
+    def __init__(self, row: Row):
+        self.row, self.name, self.words, self.instances = row, row.name, words_of(row), {}
+
+    @cached_property
+    def fn(self) -> Callable:  # type: ignore[override]
+        return kernel_of(self.row.plain)
+
+
+for _row in declared_rows():
+    KERNELS[_row.name] = Declared(_row)

@@ -118,9 +118,9 @@ def _put(args, e, total):
 # ---------------------------------------------------------------- the largest
 @device
 def _top(args, x, t, state):
-    """The larger, NaN if either is; of equals the first, of NaNs the last."""
+    """The larger, NaN if either is; of equals the first, as of NaNs."""
     best, index = state
-    return (x, t) if x > best or x != x else (best, index)
+    return (x, t) if best == best and not x <= best else (best, index)
 
 
 @device

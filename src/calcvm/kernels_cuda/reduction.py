@@ -174,7 +174,7 @@ NOWHERE = 1 << 62
 @kernel_as("max_bwd")
 @kernel_as("min_bwd")
 def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
-    """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
+    """dx = dy at the first r where x = y, or is NaN, else 0; all of dx is set, may be x; O is shared."""
     lo, hi = share(me, O)
     q, stop, R = lo * P * I, hi * P * I, R0 * R1
     found = as_i64(shared(x))
@@ -187,9 +187,10 @@ def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
 
 @device
 def _first(args, q, k):
-    """k where x[k] is the extremum."""
+    """k where x[k] is the extremum, or NaN, which is one."""
     x, y = args
-    return k if x[k] == y[q] else NOWHERE
+    v = x[k]
+    return k if v == y[q] or v != v else NOWHERE
 
 
 @device

@@ -91,11 +91,10 @@ def _pooling(
 
 DX = W("dx", X, X_ROWS)
 # How many taps of a window are elements of x: tap (td,th,tw) of window (od,oh,ow) is x[n, {od*sd + td*dd - pd}, c].
-INSIDE = "inside[{d<D}] = 1; "
-COUNT = "sum[{td<kd}] inside[{od*sd + td*dd - pd}]"
+COUNT = "{* (min(kd, (D - 1 + pd - od*sd)//dd + 1) - max(0, (pd - od*sd + dd - 1)//dd))}"
 # Adaptive windows: which elements they have, from floor(od*D/OD) to ceil((od + 1)*D/OD), and taps along an axis, as kernels number them.
 HAS = "has[{od<OD},{d<D}] = {and od*D < (d + 1)*OD and d*OD < (od + 1)*D}; "
-HAS_COUNT = HAS + "count[{od}] = sum[{d}] where(has[{od},{d}], 1, 0); "
+HAS_COUNT = HAS + "count[{od}] = {* (((od + 1)*D + OD - 1)//OD - od*D//OD)}; "
 TAPS_ALONG = "where(D%OD == 0, D//OD, D//OD + 2)"
 
 
@@ -258,18 +257,18 @@ def _avg(
     )
 
 
-COUNTED = f"{INSIDE}count[{{od<OD}}] = where(padded == 1, {{* min(kd, D + pd + qd - od*sd)}}, {COUNT}); "
+COUNTED = f"count[{{od<OD}}] = where(padded == 1, {{* min(kd, D + pd + qd - od*sd)}}, {COUNT}); "
 _avg(
     "avg_pool",
     (*WINDOW, *AFTER, choice("padded", 2)),
     f"{Y}*{TAPS_OF}",
     _equation(
-        COUNTED + "y[n<N,{od},c<C] = sum[{td}] x[n, {od*sd + td*dd - pd}, c]/count[{od}]",
-        "x[n,{d},c]",
+        COUNTED + "y[n<N,{od},c<C] = sum[{td<kd}] x[n, {od*sd + td*dd - pd}, c]/count[{od}]",
+        "x[n,{d<D},c]",
     ),
     _equation(
         COUNTED + "share[n<N,{od},c<C] = dy[n,{od},c]/count[{od}]; "
-        "dx[n,{d},c] = sum[{td}] share[n, {(d + pd - td*dd)/sd}, c]",
+        "dx[n,{d<D},c] = sum[{td<kd}] share[n, {(d + pd - td*dd)/sd}, c]",
     ),
     axes=_slid,
     more=lambda attrs: {"padded": int(attrs["count_include_pad"])},
@@ -312,7 +311,7 @@ _avg(
 
 # ---------------------------------------------------------------- the norm
 _POWERS = (*SIZES, *WINDOW, POWER)
-PRESENT = f"{INSIDE}count[{{od<OD}}] = {COUNT}; "
+PRESENT = f"count[{{od<OD}}] = {COUNT}; "
 _pooling(
     "lp_pool",
     _slid,
@@ -335,8 +334,8 @@ _pooling(
             name="lp_pool_fwd",
             **_equation(
                 PRESENT
-                + "y[n<N,{od},c<C] = (kd*kh*kw/count[{od}]*sum[{td}] x[n, {od*sd + td*dd - pd}, c]^power)^(1/power)",
-                "x[n,{d},c]",
+                + "y[n<N,{od},c<C] = (kd*kh*kw/count[{od}]*sum[{td<kd}] x[n, {od*sd + td*dd - pd}, c]^power)^(1/power)",
+                "x[n,{d<D},c]",
             ),
             words=_POWERS,
             operands=(R("x", X), W("y", Y, Y_ROWS)),

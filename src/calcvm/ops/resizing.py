@@ -137,8 +137,7 @@ operator(
             name="pad_bwd",
             synopsis=lambda: each(
                 "01234",
-                SHOWN
-                + "dx[{j0<d0},k<n] = where(mode == 0, dy[{j0 + p0},k], sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0))",
+                SHOWN + "dx[{j0<d0},k<n] = sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0)",
             ),
             words=PAD,
             operands=(R("dy", PAD_Y, f"(d0 + p0 + q0)*(d1 + p1 + q1) if {STAY} else 0"), W("dx", PAD_X, "d0*d1")),
@@ -253,11 +252,12 @@ def upsample_bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 # How near an element of x is to where one of y lies along their axis, as PyTorch places it; it counts where that is above 0.
 NEAR = (
-    "near_{d}[{e}<{E},{d}<{D}] = 1 - |min(where(mode == 0, floor(float32({e}*s{d})), "
-    "where(align == 1, {e}*s{d}, max(({e} + 0.5)*s{d} - 0.5, 0))), {D} - 1) - {d}|; "
+    "at_{d}[{e}<{E}] = min(where(mode == 0, floor(float32({e}*s{d})), "
+    "where(align == 1, {e}*s{d}, max(({e} + 0.5)*s{d} - 0.5, 0))), {D} - 1); near_{d}[{e},{d}<{D}] = 1 - |at_{d}[{e}] - {d}|; "
 )
 ALL_NEAR = "".join(NEAR.format(d=d, D=d.upper(), e=e, E=e.upper()) for d, e in ("de", "hf", "wg"))
-WEIGHTED = "where(near_d[e,d] > 0 and near_h[f,h] > 0 and near_w[g,w] > 0, {}*near_d[e,d]*near_h[f,h]*near_w[g,w], 0)"
+BESIDE = " and ".join(f"at_{d}[{e}] - 1 < {d} and {d} < at_{d}[{e}] + 1" for d, e in ("de", "hf", "wg"))
+WEIGHTED = f"where({BESIDE}, {{}}*near_d[e,d]*near_h[f,h]*near_w[g,w], 0)"
 operator(
     name="upsample",
     synopsis="y = x with its spatial axes scaled",

@@ -63,13 +63,18 @@ def stretched(x, axis, start, stop, beyond):
 
 
 def elements(x, beyond, *places):
-    """Elements at places, and ``beyond`` where one is beyond the ends, or no whole number; None: that is an error."""
+    """Elements at places, and ``beyond`` where one is beyond the ends, or no whole number."""
     places = np.broadcast_arrays(*places)
     inside = np.all([(p % 1 == 0) & (p >= 0) & (p < n) for p, n in zip(places, x.shape)], 0)
-    if beyond is None and not inside.all():
-        raise IndexError(f"a place is beyond the ends of an array of shape {x.shape}")
     found = x[tuple(np.where(inside, p, 0).astype(int) for p in places)]
-    return found if beyond is None else np.where(inside, found, x.dtype.type(beyond))
+    return np.where(inside, found, x.dtype.type(beyond))
+
+
+def inside(places, n):
+    """Places that data say, which lie inside an axis of n."""
+    if not ((places >= 0) & (places < n)).all():
+        raise IndexError(f"a place is beyond the ends of an axis of {n}")
+    return places
 
 
 def scan(step, axis, first, backwards, *given):

@@ -76,9 +76,12 @@ class Stated(Axes):
             return self.placed(
                 code if moved else code.method(f"transpose{tuple(turned)}"), tuple(own[k] for k in turned)
             )
-        data = any(isinstance(n, Element) for place in node.places for n in walk(place))
-        beyond = None if data and node.beyond == 0 else r.number(node.beyond)
-        return self.joined(lambda *at: r.call("elements", code, beyond, *at), *(self.value(p, ()) for p in node.places))
+        at = []
+        for place, n in zip(node.places, lengths):
+            data = node.beyond == 0 and any(isinstance(part, Element) for part in walk(place))
+            value = self.value(place, ())
+            at.append(self.joined(lambda v, n=n: r.call("inside", v, n), value) if data else value)  # type: ignore[misc]
+        return self.joined(lambda *at: r.call("elements", code, r.number(node.beyond), *at), *at)
 
     def reduced(self, node: Reduction, over: tuple[str, ...]) -> Value:
         how, gone = node.how, tuple(i.name for i in node.indexes)
