@@ -129,7 +129,7 @@ def test_unknown_modes_and_precisions_are_refused(options, message):
 
 
 def test_a_row_without_a_cuda_kernel_is_named(monkeypatch):
-    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: {"linear_fwd": None})
+    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda names: {"linear_fwd": None})
     with pytest.raises(cv.UnsupportedOperator, match=r"row '(?!linear_fwd)\w+' \(of .+\) has no CUDA kernel.*'cpu'"):
         cv.plan(small_graph(), batch_size=8, device="cuda", mode="grid", workers=2)
 
@@ -137,7 +137,7 @@ def test_a_row_without_a_cuda_kernel_is_named(monkeypatch):
 @pytest.fixture
 def kernels(monkeypatch):
     """As if there were a CUDA kernel for every row."""
-    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: dict.fromkeys(ROWS))
+    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda names: dict.fromkeys(ROWS))
 
 
 @pytest.mark.parametrize("mode", ["grid", "graph", "fleet"])

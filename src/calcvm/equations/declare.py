@@ -111,13 +111,6 @@ def declare(
     backward : ``{"dx": "dy y"}``, a row that sets dx reads dy and y, and nothing else; ``{"dx dw": "dy x w"}`` sets both.  Where
         the gradient of a scan is another scan, the row sets this too: ``{"t_dy dx": "dy x y"}``.  Inputs that are not named
         have no gradient.
-
-    Examples
-    --------
-    >>> from calcvm.equations.declare import Declared
-    >>> from calcvm.equations.declared import DECLARED
-    >>> DECLARED["logsumexp"].backward[0].plain.text
-    'dx[o<O,n<N,i<I] = dy[o,i]*exp(x[o,n,i] - y[o,i])'
     """
     by = {tuple(sets.split()): tuple(reads.split()) for sets, reads in (backward or {}).items()}
     words, whole, real, read, made = (tuple(names.split()) for names in (sizes, integers, reals, inputs, outputs))

@@ -6,6 +6,7 @@ write more elements in between than all that it reads and makes together.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -36,6 +37,7 @@ from calcvm.indexed.operators import FOLDS
 from calcvm.indexed.products import count, varies
 from calcvm.indexed.rows import FEW, At, Row, Unfit
 from calcvm.indexed.values import Value, numel, size_of
+from calcvm.ops.dims import Quadratic
 
 if TYPE_CHECKING:
     from calcvm.indexed.lowering import Lowering
@@ -102,7 +104,10 @@ class Fused:
         return self.is_product(node)
 
     def volume(self, node: Node) -> int:
-        return count(numel(self.of.extents[v] for v in self.of.indexes(node)))
+        try:
+            return count(numel(self.of.extents[v] for v in self.of.indexes(node)))
+        except Quadratic:
+            return sys.maxsize  # more than any array has
 
     def arrays(self, node: Node) -> set[str]:
         return {n.array for n in walk(node) if isinstance(n, Element)}

@@ -255,7 +255,7 @@ def closure(modules: Modules) -> dict[str, tuple[bytes, Modules]]:
     return found
 
 
-_IMPORT = re.compile(r"from calcvm\.([\w.]+) import (\([^)]*|.*)")
+_IMPORT = re.compile(r"(?<!>>> )from calcvm\.([\w.]+) import (\([^)]*|.*)")  # of examples in docstrings none
 
 
 @cache

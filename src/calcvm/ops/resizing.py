@@ -137,7 +137,8 @@ operator(
             name="pad_bwd",
             synopsis=lambda: each(
                 "01234",
-                SHOWN + "dx[{j0<d0},k<n] = sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0)",
+                SHOWN
+                + "dx[{j0<d0},k<n] = where(mode == 0, dy[{j0 + p0},k], sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0))",
             ),
             words=PAD,
             operands=(R("dy", PAD_Y, f"(d0 + p0 + q0)*(d1 + p1 + q1) if {STAY} else 0"), W("dx", PAD_X, "d0*d1")),
