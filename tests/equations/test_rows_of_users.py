@@ -33,7 +33,7 @@ from tests.equations.test_random import error
 
 RNG = np.random.default_rng(0)
 NEAR = 1e-9
-SAMPLE, WHOLE, PARTS = 60, 1_000, 4
+SAMPLE, WHOLE, PARTS = 20, 1_000, 4
 BATCHES = (5, 1, 4)
 
 
@@ -95,13 +95,13 @@ def examine(seed: int) -> bool:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_generated_equations(part: int, whole: bool) -> None:
-    beside = 0
-    for seed in range(part, WHOLE if whole else SAMPLE, PARTS):
+    beside, seeds = 0, range(part, WHOLE if whole else SAMPLE, PARTS)
+    for seed in seeds:
         try:
             beside += examine(seed)
         except Exception as failure:
             raise AssertionError(f"generate({seed}): {generate(seed).text}") from failure
-    assert beside > 5
+    assert beside > len(seeds) / 2
 
 
 # ---------------------------------------------------------------- named equations
