@@ -391,7 +391,7 @@ def test_an_index_outside_traps(at: int) -> None:
     assert model["y"].tolist() == [[9, 10, 11], [147, 148, 149], [9, 10, 11]]
     assert model["d"][[3, 49, 0]].tolist() == [[2, 2, 2], [1, 1, 1], [0, 0, 0]]
     model["t"] = [2, at, 2]
-    with pytest.raises(cv.Trap):
+    with pytest.raises(cv.Trap, match=r"beyond the ends in y\[r,c\] = tab\[t\[r\] \+ 1, c\]: say what counts there"):
         model.forward("p")
 
 

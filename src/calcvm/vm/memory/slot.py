@@ -251,8 +251,14 @@ def _met(program: Program, pc: int, code: int) -> str:
         return "the file of its pages could not be written or read: the disk is full or damaged; load the model as it was saved"
     spec = program.spec(pc)
     index = next((operand for operand in spec.operands if operand.below), None)
-    if code != BAD_INDEX or index is None:
+    if code != BAD_INDEX:
         return f"trap {code}"
+    if index is None:
+        from calcvm.vm.program.disassemble import equation_at  # which reads equations: a run that goes well needs none
+
+        return (
+            f"data say a place beyond the ends in {equation_at(program, pc)}: say what counts there, as in x[t[i]; 0]"
+        )
     words, _ = decode_row(spec, program.rows[pc])
     what = "a label" if index.name == "target" else "an index"
     name = program.symbols[program.symbol_of(pc, index.name)].name

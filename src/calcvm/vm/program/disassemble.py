@@ -36,7 +36,7 @@ def disassemble(program: Program, batch: int | None = None) -> str:
         f"{len(program.rows)} rows  heap {program.heap_elems} elements, {program.heap_bytes:,} bytes"
     ]
     lines += [_zone(z, program.itemsize) for z in program.zones]
-    patches = {(int(row), int(word)): Affine(int(a), int(b)) for row, word, a, b in program.patches}
+    patches = _patches(program)
     for (path, phase), (start, stop) in program.sections.items():
         if start == stop:
             continue
@@ -44,6 +44,15 @@ def disassemble(program: Program, batch: int | None = None) -> str:
         for i in range(start, stop):
             lines.append(_Line(program, i, patches, batch).text())
     return "\n".join(lines) + "\n"
+
+
+def equation_at(program: Program, index: int) -> str:
+    """What one row computes, as the listing says it."""
+    return _Line(program, index, _patches(program), None).equation()
+
+
+def _patches(program: Program) -> dict[tuple[int, int], Affine]:
+    return {(int(row), int(word)): Affine(int(a), int(b)) for row, word, a, b in program.patches}
 
 
 def _zone(z: Zone, itemsize: int) -> str:
@@ -79,9 +88,9 @@ class _Line:
         there.sort(key=lambda name: not self.spec.operand(name).writes)  # results first
         tail += f"  {' '.join(dict.fromkeys(self._operand(name) for name in there))}"
         tail += "  |sync" if self.row[1] & FLAG_SYNC else ""
-        return f"{self.index:5d}  {short(self.spec.name):<16} {self._equation()}{tail}".rstrip()
+        return f"{self.index:5d}  {short(self.spec.name):<16} {self.equation()}{tail}".rstrip()
 
-    def _equation(self) -> str:
+    def equation(self) -> str:
         equation = equation_of(self.spec)
         if equation is None:
             return self.spec.synopsis
