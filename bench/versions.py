@@ -1,4 +1,4 @@
-"""This tree beside another version of itself: ``python -m bench.versions TREE [--part steps,calls,products,fleet]``.
+"""This tree beside another version of itself: ``python -m bench.versions TREE [--part steps,calls,products,fleet,networks]``.
 
 Both run the same script in processes of their own, by turns, and the other tree a second time as a third contestant:
 how far its two differ is what the machine's noise is.  Of each process the fastest turn counts, of a tree the mean of its
@@ -29,7 +29,7 @@ TURN_SECONDS = 0.1
 TINY, DIGITS = [4, 16, 3], [784, 64, 64, 10]
 SHAPES = [(1, 16, 4), (32, 16, 4), (1, 64, 784), (32, 64, 784), (16, 64, 64), (784, 64, 32), (129, 127, 131),
           (256, 64, 784), (1, 1000, 512), (31, 33, 37), (512, 512, 512), (10000, 64, 784)]  # fmt: skip
-PARTS = ("steps", "calls", "products", "fleet")
+PARTS = ("steps", "calls", "products", "fleet", "networks")
 
 Case = Callable[[int], object]  # runs the case so many times
 
@@ -113,6 +113,33 @@ def fleet() -> dict[str, Case]:
                 data = rng.random((320, 16), np.float32), rng.integers(0, 4, 320)
                 made.add(program, data=data, seed=seed)
         cases[f"fleet of 300, an epoch, {workers} worker(s)"] = partial(made.fit, progress=False)
+    return cases
+
+
+def networks() -> dict[str, Case]:
+    """P6, P7, P17: steps and predictions of networks of images, and what it takes to build and compile them."""
+    import calcvm as cv
+
+    sizes: dict[str, Any] = {
+        "lenet": (28, 1, {}),
+        "resnet18": (32, 3, {"width": 16}),
+        "mobilenet_v2": (32, 3, {"width": 16}),
+    }
+    cases: dict[str, Case] = {}
+    for name, (size, channels, how) in sizes.items():
+        net, shape = partial(getattr(cv.zoo, name), classes=10, size=size, **how), (channels, size, size)
+
+        def program(net: Any, shape: tuple[int, ...]) -> Any:
+            graph = cv.build_graph(net(), shape, "softmax_cross_entropy", cv.Adam(1e-3))
+            return cv.compile(graph, batch_size=8, workers=1)
+
+        for batch in (1, 64) if name == "lenet" else (8,):
+            x = np.random.default_rng(0).random((batch, *shape), np.float32)
+            made = cv.Model(net(), input_shape=shape, optimizer=cv.Adam(1e-3), batch_size=batch, workers=1)
+            made.step(x, np.arange(batch) % 10)
+            cases[f"{name} batch {batch}, a step"] = made.run_steps
+            cases[f"{name} batch {batch}, predict"] = partial(repeat, partial(made.predict, x))
+        cases[f"{name}, graph and program"] = partial(repeat, partial(program, net, shape))
     return cases
 
 

@@ -69,7 +69,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
-    "equations": ({"errors", "record"}, {"numpy"}),
+    "equations": ({"errors", "formulas", "lazy", "record"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "system", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},

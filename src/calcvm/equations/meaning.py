@@ -11,6 +11,7 @@ import numpy as np
 from calcvm.equations.places import size
 from calcvm.equations.ranges import Ranges, ranges
 from calcvm.equations.tree import Call, Element, Equation, Name, Node, Number, Reduction, own_elements
+from calcvm.formulas import functions as formulas
 
 Array = np.ndarray
 Function = Callable[..., Any]
@@ -26,8 +27,12 @@ def _log_sum_exp(x: Array, axis: tuple[int, ...]) -> Array:
     return np.squeeze(most, axis) + np.log(np.exp(x - most).sum(axis))
 
 
-_PLAIN = "exp expm1 log log1p sqrt abs sign floor ceil rint sin cos tan sinh cosh tanh".split()
-FUNCTIONS: dict[str, Function] = {f: getattr(np, f) for f in _PLAIN} | {
+FUNCTIONS: dict[str, Function] = {
+    f.equation: getattr(np, f.numpy.removeprefix("np.").removesuffix("({})"))
+    for f in formulas.FUNCTIONS.values()
+    if f.derivative and f.numpy.startswith("np.") and f.numpy.endswith("({})")
+}
+FUNCTIONS |= {
     "+": np.add,
     "-": np.subtract,
     "*": np.multiply,
@@ -49,9 +54,6 @@ FUNCTIONS: dict[str, Function] = {f: getattr(np, f) for f in _PLAIN} | {
     "max": np.maximum,
     "min": np.minimum,
     "stop": lambda x: x,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x)),
     "float32": lambda x: np.asarray(x, np.float32).astype(np.float64),

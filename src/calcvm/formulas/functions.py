@@ -21,6 +21,7 @@ class Function:
 
     value : itself as a formula, for numbers that have no method of its name; None: all have one.
     said : how listings write it; "": as its value.  numpy : how NumPy writes it, or scripts, with `calcvm.script.helpers`.
+    equation : its name in equations.  derivative : over x and y, which is its value, as equations write it; "": they do not know it.
     ulp : how far from the exact value it may be on a CPU, in units of the last place; None: a test of its own says so.
     libm : whether it is one of C's, and so of libdevice's, of this name.  long : its code is so long that a GPU's loops have it once.
     """
@@ -29,6 +30,8 @@ class Function:
     value: Callable[[Any], Any] | None = field(default=None, repr=False)
     said: str = ""
     numpy: str = ""
+    equation: str = ""
+    derivative: str = ""
     ulp: float | None = None
     libm: bool = True
     long: bool = False
@@ -42,7 +45,7 @@ FUNCTIONS: dict[str, Function] = {}
 
 def function(name: str, value: Callable[[Any], Any] | None = None, **how: Any) -> Function:
     """Declare a function."""
-    how = {"said": f"{name}({{}})", "numpy": f"np.{name}({{}})"} | how
+    how = {"said": f"{name}({{}})", "numpy": f"np.{name}({{}})", "equation": name} | how
     made = FUNCTIONS[name] = Function(name, value, **how)
     if value is not None:
         setattr(Number, name, value)
@@ -55,26 +58,26 @@ def valued(**how: Any) -> Callable[[Callable[[Any], Any]], Function]:
 
 
 # ---------------------------------------------------------------- of every device
-exp = function("exp", ulp=1)
-expm1 = function("expm1", ulp=2, long=True)
-log = function("log", ulp=1, long=True)
-log1p = function("log1p", ulp=2, long=True)
-tanh = function("tanh", ulp=3)
-erf = function("erf", numpy="erf({})", ulp=2.5, long=True)
-sqrt = function("sqrt", ulp=0.5)
-fabs = function("fabs", said="|{}|", numpy="np.abs({})", ulp=0)
-floor = function("floor", ulp=0)
-ceil = function("ceil", ulp=0)
-rint = function("rint", ulp=0)  # the nearest integer, of two the even one
+exp = function("exp", ulp=1, derivative="y")
+expm1 = function("expm1", ulp=2, long=True, derivative="y + 1")
+log = function("log", ulp=1, long=True, derivative="1/x")
+log1p = function("log1p", ulp=2, long=True, derivative="1/(1 + x)")
+tanh = function("tanh", ulp=3, derivative="1 - y^2")
+erf = function("erf", numpy="erf({})", ulp=2.5, long=True, derivative="1.1283791670955126*exp(-x^2)")  # 2/sqrt(pi)
+sqrt = function("sqrt", ulp=0.5, derivative="0.5/y")
+fabs = function("fabs", said="|{}|", numpy="np.abs({})", ulp=0, equation="abs", derivative="sign(x)")
+floor = function("floor", ulp=0, derivative="0")
+ceil = function("ceil", ulp=0, derivative="0")
+rint = function("rint", ulp=0, derivative="0")  # the nearest integer, of two the even one
 
 
 # ---------------------------------------------------------------- of others
-@valued(said="", numpy="sigmoid({})", ulp=3, libm=False)
+@valued(said="", numpy="sigmoid({})", ulp=3, libm=False, equation="sigmoid", derivative="y*(1 - y)")
 def logistic(x: Any) -> Any:
     return 1 / (1 + exp(-x))
 
 
-@valued(said="log(1 + exp({}))", numpy="np.logaddexp(0, {})", ulp=3, libm=False, long=True)
+@valued(said="log(1 + exp({}))", numpy="np.logaddexp(0, {})", ulp=3, libm=False, long=True, derivative="sigmoid(x)")
 def softplus(x: Any) -> Any:
     return where(x < 0, 0.0, x) + log1p(exp(-fabs(x)))
 
@@ -84,7 +87,7 @@ def normal_cdf(x: Any) -> Any:
     return 0.5 * (1 + erf(x * math.sqrt(0.5)))
 
 
-@valued(ulp=0, libm=False)
+@valued(ulp=0, libm=False, derivative="0")
 def sign(x: Any) -> Any:
     """NaN is 0, as no gradient passes there."""
     return where(x > 0, like(x, 1.0), where(x < 0, like(x, -1.0), 0.0))
@@ -182,18 +185,18 @@ def _sine(q: Any, r: Any) -> Any:
     return where(_even(floor(0.5 * q)), y, -y)
 
 
-@valued(ulp=3, long=True)
+@valued(ulp=3, long=True, derivative="cos(x)")
 def sin(x: Any) -> Any:
     return where(equal(x, 0), x, _sine(*_quarters(x)))
 
 
-@valued(ulp=3, long=True)
+@valued(ulp=3, long=True, derivative="-sin(x)")
 def cos(x: Any) -> Any:
     q, r = _quarters(x)
     return _sine(q + 1, r)
 
 
-@valued(ulp=4.5, long=True)
+@valued(ulp=4.5, long=True, derivative="1 + y^2")
 def tan(x: Any) -> Any:
     q, r = _quarters(x)
     even, (sine, cosine) = _even(q), _waves(r)
@@ -231,7 +234,7 @@ def _of_half(x: Any, half: Any) -> Any:
     return fma(t * z, poly(z, *_ASIN), t)
 
 
-@valued(numpy="np.arcsin({})", ulp=2.5, long=True)
+@valued(numpy="np.arcsin({})", ulp=2.5, long=True, derivative="1/sqrt(1 - x^2)")
 def asin(x: Any) -> Any:
     half, (whole, part) = fabs(x) > 0.5, pick(x, *_HALF_PI)
     y = _of_half(x, half)
@@ -239,7 +242,7 @@ def asin(x: Any) -> Any:
     return where(half, where(x < 0, -far, far), where(equal(x, 0), x, y))
 
 
-@valued(numpy="np.arccos({})", ulp=1.5, long=True)
+@valued(numpy="np.arccos({})", ulp=1.5, long=True, derivative="-1/sqrt(1 - x^2)")
 def acos(x: Any) -> Any:
     half, (whole, part) = fabs(x) > 0.5, pick(x, *_HALF_PI)
     y = _of_half(x, half)
@@ -247,7 +250,7 @@ def acos(x: Any) -> Any:
     return where(half, 2 * where(x < 0, rest, y), rest)
 
 
-@valued(numpy="np.arctan({})", ulp=2, long=True)
+@valued(numpy="np.arctan({})", ulp=2, long=True, derivative="1/(1 + x^2)")
 def atan(x: Any) -> Any:
     a, (whole, part) = fabs(x), pick(x, *_HALF_PI)
     t = where(a > 1, like(x, -1.0), a) / where(a > 1, a, 1.0)
@@ -258,7 +261,7 @@ def atan(x: Any) -> Any:
 
 
 # ---------------------------------------------------------------- hyperbolic
-@valued(ulp=3, long=True)
+@valued(ulp=3, long=True, derivative="cosh(x)")
 def sinh(x: Any) -> Any:
     a = fabs(x)
     e = expm1(a)
@@ -266,7 +269,7 @@ def sinh(x: Any) -> Any:
     return where(equal(x, 0), x, where(x < 0, -y, y))
 
 
-@valued(ulp=3, long=True)
+@valued(ulp=3, long=True, derivative="sinh(x)")
 def cosh(x: Any) -> Any:
     a = fabs(x)
     e = exp(a)

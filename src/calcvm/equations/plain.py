@@ -1,0 +1,240 @@
+"""What a kernel that follows from a row's equation is made of, on any device: the equation in stages.
+
+A stage is one equation whose value has no reduction, or is one reduction of such a value.  Every reduction of an equation is a stage
+of its own, equal ones once; means, variances and logsumexp are sums and maxima.  Equations that are no operands are put in where
+they are read.  So ``y[r<R,k<N] = exp(x[r,k])/sum[j<N] exp(x[r,j])`` is two stages, ``t[r] = sum[j] exp(x[r,j])`` and ``y``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+
+from calcvm.equations.rows import Ranged, read_ranged
+from calcvm.equations.text import show, show_equations
+from calcvm.equations.tree import (
+    Element,
+    Equation,
+    Index,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    call,
+    names,
+    own_elements,
+    parts,
+    rewritten,
+    substituted,
+    walk,
+    with_parts,
+)
+from calcvm.errors import CalcError
+from calcvm.lazy import cached_property
+from calcvm.record import record
+
+Another = Callable[[Index], Index]  # an index of the same range, of a name that nobody has
+
+
+@record
+class Plain:
+    """A row whose kernels follow from its equation.
+
+    name : the row's.
+    text : its equation over its words, every index with its range.
+    words : integer words, in the row's order, and ``reals`` after them, of which each is a float64 by its bits.
+    operands : in the row's order.
+    types : of operands that are not of the program's float.
+    declares : axes of operands that are read at other places than indexes, and what counts for those that are left out.
+    """
+
+    name: str
+    text: str
+    words: tuple[str, ...]
+    operands: tuple[str, ...]
+    reals: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
+    declares: str = ""
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        return _Stages(self).stages
+
+    @cached_property
+    def axes(self) -> dict[str, tuple[Node, ...]]:
+        """Of each operand, the extents of its axes, over the words."""
+        return {name: extents for name, extents in _read(self).axes.items() if name in self.operands}
+
+    @cached_property
+    def left_out(self) -> dict[str, int | float]:
+        """What operands count as where they are left out."""
+        return _read(self).left_out
+
+    @cached_property
+    def shared(self) -> Index | None:
+        """The first index of every result, whose units workers share; None: the results are numbers, of worker 0."""
+        first = {stage.kept[:1] for stage in self.stages if stage.result}
+        if len(first) > 1:
+            raise CalcError(f"row {self.name!r}: its results begin with different indexes, so nobody can share them")
+        (kept,) = first
+        return kept[0] if kept else None
+
+
+@record
+class Stage:
+    """``name[kept] = how[over] value``, where ``value`` has no reduction.
+
+    kept : indexes, outermost first.  how : "" where nothing is reduced, sum, prod, max, min, argmax, argmin, any or all.
+    value : of elements of operands, and of results and stages that come before, these at indexes.
+    result : whether it is an operand of the row; others are read inside the loops over what they keep.
+    scan : the index along which it reads its own elements, and 1 (it reads those before) or -1 (those behind).
+    """
+
+    name: str
+    kept: tuple[Index, ...]
+    how: str
+    over: tuple[Index, ...]
+    value: Node
+    result: bool
+    scan: tuple[str, int] | None = None
+
+
+def _read(plain: Plain) -> Ranged:
+    try:
+        return read_ranged(plain.text, plain.declares, plain.operands)
+    except CalcError as error:
+        raise type(error)(f"row {plain.name!r}: {error}") from None
+
+
+class _Stages:
+    def __init__(self, plain: Plain):
+        self.plain, self.made = plain, 0
+        self.stages: tuple[Stage, ...] = ()
+        self.extents: dict[str, Node] = {}
+        self.parts: dict[str, Equation] = {}  # equations that are no operands
+        self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # stages that reduce, by what they are
+        for equation in _read(plain).equations:
+            if equation.kept is None:
+                raise CalcError(f"row {plain.name!r}: {equation.name} has no indexes: write [] for a number")
+            self.extents |= {i.name: i.extent for i in bound_in(equation)}  # type: ignore[misc]
+            self.add(equation)
+
+    def add(self, equation: Equation) -> None:
+        kept = equation.kept or ()
+        equation = Equation(equation.name, kept, expanded(rewritten(equation.value, self.opened), self.another))
+        if equation.name not in self.plain.operands:
+            self.parts[equation.name] = equation
+            return
+        value = self.lifted(equation.value, top=not own_elements(equation))
+        how, over = "", kept[:0]
+        if isinstance(value, Reduction):
+            how, over, value = value.how, value.indexes, value.body
+        stage = Stage(equation.name, kept, how, over, value, True, _scan(equation, self.plain.name))
+        self.stages = (*self.stages, stage)
+
+    def opened(self, node: Node) -> Node:
+        """What an equation that is no operand says, where it is read."""
+        of = self.parts.get(node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else "")
+        if of is None:
+            return node
+        places = node.places if isinstance(node, Element) else ()
+        return put_in(of.value, {i.name: p for i, p in zip(of.kept or (), places)}, self.another)
+
+    def another(self, index: Index) -> Index:
+        """An index of the same range that nobody has."""
+        self.made += 1
+        new = Index(f"{index.name}_{self.made}", index.extent)
+        assert index.extent is not None
+        self.extents[new.name] = index.extent
+        return new
+
+    def lifted(self, node: Node, top: bool = False) -> Node:
+        """The value with each reduction as an element of a stage; the outermost stays if it is on ``top``."""
+        below = parts(node)
+        node = with_parts(node, tuple(map(self.lifted, below))) if below else node
+        if not isinstance(node, Reduction) or top:
+            return node
+        free = tuple(v for v in self.extents if v in names(node))
+        key = show(substituted(node, {i.name: Name(f"#{k}") for k, i in enumerate(node.indexes)}))
+        key += f" {[show(i.extent) for i in node.indexes if i.extent is not None]}"
+        if key not in self.known:
+            name = f"t{len(self.known) + 1}"
+            while name in self.plain.operands or name in self.plain.words or name in self.extents:
+                name += "_"
+            self.known[key] = name, free
+            kept = tuple(Index(v, self.extents[v]) for v in free)
+            self.stages = (*self.stages, Stage(name, kept, node.how, node.indexes, node.body, False))
+        name, kept_names = self.known[key]
+        return Element(name, tuple(map(Name, kept_names)))
+
+
+def bound_in(equation: Equation) -> Iterator[Index]:
+    yield from equation.kept or ()
+    for node in walk(equation.value):
+        if isinstance(node, Reduction):
+            yield from node.indexes
+
+
+def put_in(node: Node, by: Mapping[str, Node], another: Another) -> Node:
+    """Names replaced by nodes; reduced indexes get other names, so that none of these is meant by them."""
+    if isinstance(node, Reduction):
+        new = tuple(another(i) for i in node.indexes)
+        by = {**by, **{i.name: Name(n.name) for i, n in zip(node.indexes, new)}}
+        return Reduction(node.how, new, put_in(node.body, by, another))
+    if isinstance(node, Name):
+        return by.get(node.name, node)
+    return with_parts(node, tuple(put_in(part, by, another) for part in parts(node)))
+
+
+def expanded(node: Node, another: Another) -> Node:
+    """``mean``, ``var`` and ``logsumexp`` as sums and maxima: var in two passes, logsumexp less the largest."""
+
+    def again(how: str, over: Sequence[Index], body: Node) -> Node:
+        return put_in(Reduction(how, tuple(over), body), {}, another)
+
+    def rule(n: Node) -> Node:
+        if not isinstance(n, Reduction) or n.how not in ("mean", "var", "logsumexp"):
+            return n
+        over, body = n.indexes, n.body
+        if n.how == "logsumexp":
+            top = again("max", over, body)
+            spread = call("log", Reduction("sum", over, call("exp", call("-", body, top))))
+            finite = call("<", call("abs", top), Number(float("inf")))
+            return call("where", finite, call("+", top, spread), top)
+        count: Node = Number(1)
+        for index in over:
+            assert index.extent is not None
+            count = index.extent if count == Number(1) else call("*", count, index.extent)
+        if n.how == "var":
+            off = call("-", body, call("/", again("sum", over, body), count))
+            body = call("*", off, off)
+        return call("/", Reduction("sum", over, body), count)
+
+    return rewritten(node, rule)
+
+
+def _scan(equation: Equation, row: str) -> tuple[str, int] | None:
+    own = own_elements(equation)
+    if not own:
+        return None
+    found = set()
+    for element in own:
+        for index, place in zip(equation.kept or (), element.places):
+            if place != Name(index.name):
+                found.add((index.name, 1 if any(n == "-" for n in _signs(place)) else -1))
+    if len(found) != 1:
+        raise CalcError(f"row {row!r}: {equation.name} reads its own elements along one index, in one direction")
+    return found.pop()
+
+
+def _signs(place: Node) -> list[str]:
+    return [n.function for n in walk(place) if not isinstance(n, (Name, Number, Element, Reduction))]
+
+
+def show_stages(plain: Plain) -> str:
+    """A line for each stage, as an equation."""
+    lines = []
+    for s in plain.stages:
+        value = Reduction(s.how, tuple(Index(i.name) for i in s.over), s.value) if s.how else s.value
+        lines.append(show_equations([Equation(s.name, tuple(Index(i.name) for i in s.kept), value)]))
+    return "\n".join(lines)
