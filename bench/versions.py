@@ -136,8 +136,7 @@ def networks() -> dict[str, Case]:
         for batch in (1, 64) if name == "lenet" else (8,):
             x = np.random.default_rng(0).random((batch, *shape), np.float32)
             made = cv.Model(net(), input_shape=shape, optimizer=cv.Adam(1e-3), batch_size=batch, workers=1)
-            made.step(x, np.arange(batch) % 10)
-            cases[f"{name} batch {batch}, a step"] = made.run_steps
+            cases[f"{name} batch {batch}, a step"] = partial(repeat, partial(made.step, x, np.arange(batch) % 10))
             cases[f"{name} batch {batch}, predict"] = partial(repeat, partial(made.predict, x))
         cases[f"{name}, graph and program"] = partial(repeat, partial(program, net, shape))
     return cases
