@@ -142,14 +142,17 @@ def ptx_of_equation(text, dtype):
 
 
 @pytest.fixture(scope="module")
-def of_equations():
+def of_equations(request):
+    dtypes = ("float32", "float64")[: 1 + request.config.getoption("--whole")]
     with process() as pool:
-        yield {of: pool.submit(ptx_of_equation, *of) for of in product(EQUATIONS, ("float32", "float64"))}
+        yield {of: pool.submit(ptx_of_equation, *of) for of in product(EQUATIONS, dtypes)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("text", EQUATIONS)
-def test_kernels_of_a_users_equation(text, dtype, of_equations):
+def test_kernels_of_a_users_equation(text, dtype, of_equations, whole):
+    if dtype == "float64" and not whole:
+        pytest.skip("takes --whole")
     found = of_equations[text, dtype].result()
     assert found
     for name, ptx in found.items():

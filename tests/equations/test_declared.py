@@ -270,7 +270,11 @@ CALLS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 5), (3, 2, 1)])
 @pytest.mark.parametrize("name", CALLS)
-def test_values_slopes_and_slopes_of_slopes_are_those_of_pytorch(name: str, shape: tuple, dtype: str) -> None:
+def test_values_slopes_and_slopes_of_slopes_are_those_of_pytorch(
+    name: str, shape: tuple, dtype: str, whole: bool
+) -> None:
+    if dtype == "float32" and not whole and name not in ("cumsum", "std"):
+        pytest.skip("takes --whole")
     torch = pytest.importorskip("torch")
     ours, theirs = CALLS[name]
     x = np.random.default_rng(1).normal(size=shape)
