@@ -681,3 +681,31 @@ def test_what_is_wrong_in_a_graphs_text_is_told(said: str, what: str) -> None:
     text = f"calcvm graph 1\nx = placeholder[None]\npath p:\n    y = equation(x, {said})\n"
     with pytest.raises(cv.CalcError, match=re.escape(what)):
         cv.read_graph(text)
+
+
+# ---------------------------------------------------------------- integers
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[b,i] = t[b,i]*t[b,i]",
+        "y[b] = sum[i] t[b,i]*1000",
+        "y[b] = prod[i] t[b,i]",
+        "y[b,i] = t[b,i]%(t[b,i] - t[b,i])",
+    ],
+)
+def test_elements_of_integers_are_numbers_in_a_row_too(text: str) -> None:
+    """They overflowed 64 bits in rows of their own, and were divided by 0 without a NaN."""
+    found = []
+    for fused in (True, False, None):
+        g = cv.CalcGraph()
+        t = g.placeholder("t", (None, 3), dtype="int64")
+        with g.path("p") as p:
+            p.output = cv.equation(text, t=t, fused=fused)
+        program = cv.compile(g, batch_size=2, dtype="float64")
+        model = cv.CalcHeap(program.heap_bytes + 4096).load(program)
+        model["t"] = [[2**40, 2**62, 3], [7, -(2**62), 2**61]]
+        model.forward("p")
+        found.append(np.array(model[p.output.name]))
+    for other in found[1:]:
+        assert found[0].dtype == other.dtype == np.float64
+        np.testing.assert_array_equal(found[0], other)
