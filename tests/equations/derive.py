@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.equations.check import INTEGER, NUMBER, check
+from calcvm.equations.check import check
 from calcvm.equations.gradient import Gradient, gradient
 from calcvm.equations.grammar import read
+from calcvm.equations.kinds import INTEGER, NUMBER
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.ranges import Ranges, ranges
 from calcvm.equations.text import show_equations

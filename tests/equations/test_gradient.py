@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calcvm.equations.check import INTEGER, NUMBER, check
+from calcvm.equations.check import check
 from calcvm.equations.gradient import Gradient, gradient
 from calcvm.equations.grammar import read
+from calcvm.equations.kinds import INTEGER, NUMBER
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.ranges import ranges
 from calcvm.equations.scatter import scatter

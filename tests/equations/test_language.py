@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
+from calcvm.equations.check import check
 from calcvm.equations.grammar import MOST_LEVELS, MOST_TERMS, read, read_declarations
+from calcvm.equations.kinds import CONDITION, INTEGER, NUMBER
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import linear, placed
 from calcvm.equations.ranges import ranges

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calcvm.equations.check import INTEGER, NUMBER, check
+from calcvm.equations.check import check
 from calcvm.equations.facts import in_place
 from calcvm.equations.grammar import read
+from calcvm.equations.kinds import INTEGER, NUMBER
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.plain import Plain
 from calcvm.equations.ranges import ranges

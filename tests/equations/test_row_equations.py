@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calcvm.equations.check import INTEGER, check
+from calcvm.equations.check import check
 from calcvm.equations.grammar import read
+from calcvm.equations.kinds import INTEGER
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import size
 from calcvm.equations.tree import Index, Node, Reduction, bound, rewritten

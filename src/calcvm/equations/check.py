@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import wrong
+from calcvm.equations.kinds import CONDITION, INTEGER, NUMBER, WHOLE
 from calcvm.equations.places import linear
 from calcvm.equations.tree import (
     COMPARISONS,
@@ -28,7 +29,6 @@ from calcvm.errors import CalcError
 
 DIVIDES = ("/", "//", "%")
 MOST_PLACE = 2**40
-NUMBER, INTEGER, CONDITION = "a number", "an integer", "a condition"
 
 
 def check(
@@ -205,8 +205,7 @@ class _Equation:
                 hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
                 raise self.wrong(node, f"there is no function {function!r}; {hint}")
             self.count(node, self.functions[function])
-        whole = function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*kinds} == {INTEGER}
-        return INTEGER if whole else NUMBER
+        return INTEGER if function in WHOLE and {*kinds} == {INTEGER} else NUMBER
 
     def count(self, node: Call, n: int) -> None:
         if len(node.arguments) != n:

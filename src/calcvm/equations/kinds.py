@@ -1,4 +1,4 @@
-"""Whether what a kernel computes is a number, an integer or a condition: the same on every device."""
+"""Whether a value is a number, an integer or a condition: the same where texts are checked and on every device."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from calcvm.equations.tree import COMPARISONS, Call, Element, Name, Node, Number
 
-NUMBER, INTEGER, CONDITION = "number", "integer", "condition"
+NUMBER, INTEGER, CONDITION = "a number", "an integer", "a condition"
 KINDS = {"bool": CONDITION, **dict.fromkeys(("int64", "int32", "uint8", "int8"), INTEGER)}  # by the type of an operand
+WITH_INDEXES = {**KINDS, "index": INTEGER}  # where a program's type for indexes is one of integers
+WHOLE = ("+", "-", "*", "//", "%", "neg", "abs", "max", "min")  # of integers they are integers
 
 
 def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
@@ -24,5 +26,4 @@ def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
     found = [kind_of(argument, kinds) for argument in node.arguments[node.function == "where" :]]
     if node.function in ("where", "stop"):
         return found[0] if len({*found}) == 1 else NUMBER
-    whole = node.function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*found} == {INTEGER}
-    return INTEGER if whole else NUMBER
+    return INTEGER if node.function in WHOLE and {*found} == {INTEGER} else NUMBER

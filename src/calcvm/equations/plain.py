@@ -12,7 +12,7 @@ from dataclasses import field
 
 from calcvm.equations.rows import Ranged, read_ranged
 from calcvm.equations.simplify import conjunction
-from calcvm.equations.text import show, show_equations
+from calcvm.equations.text import show
 from calcvm.equations.tree import (
     COMPARISONS,
     SAID,
@@ -279,12 +279,3 @@ def _scan(equation: Equation, row: str) -> tuple[str, int] | None:
 
 def _signs(place: Node) -> list[str]:
     return [n.function for n in walk(place) if not isinstance(n, (Name, Number, Element, Reduction))]
-
-
-def show_stages(plain: Plain) -> str:
-    """A line for each stage, as an equation."""
-    lines = []
-    for s in plain.stages:
-        value = Reduction(s.how, tuple(Index(i.name) for i in s.over), s.value) if s.how else s.value
-        lines.append(show_equations([Equation(s.name, tuple(Index(i.name) for i in s.kept), value)]))
-    return "\n".join(lines)

@@ -10,10 +10,11 @@ from dataclasses import field
 from math import prod
 from typing import Any
 
-from calcvm.equations.check import CONDITION, INTEGER, MOST_PLACE, NUMBER, check
+from calcvm.equations.check import MOST_PLACE, check
 from calcvm.equations.facts import check as check_shares
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import read, read_declarations
+from calcvm.equations.kinds import INTEGER, KINDS, NUMBER
 from calcvm.equations.plain import Plain
 from calcvm.equations.rows import read_ranged
 from calcvm.equations.text import show_equations
@@ -72,7 +73,7 @@ class Stated:
     def kinds(self) -> dict[str, str]:
         """Whether each operand and result is a number, an integer or a condition (CalcError: it is used as what it is not)."""
         found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
-        read = {name: _kind(self.types.get(name, "")) for name in self.reads}
+        read = {name: KINDS.get(self.types.get(name, ""), NUMBER) for name in self.reads}
         return check(found.equations, read, dict.fromkeys(self.words, INTEGER), ARGUMENTS)
 
     def checked(self) -> Stated:
@@ -106,7 +107,7 @@ class Stated:
         if missing := [name for name in self.sets if made.count(name) != 1]:
             raise CalcError(f"{missing[0]} is not set by one equation")
         kinds = self.kinds()
-        if wrong := [name for name in self.sets if kinds[name] != _kind(self.types.get(name, ""))]:
+        if wrong := [name for name in self.sets if kinds[name] != KINDS.get(self.types.get(name, ""), NUMBER)]:
             raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, and of another type")
         if wrong := [e.name for e in found.equations if e.kept is None or e.name in self.reads]:
             raise CalcError(f"{wrong[0]} is set without indexes, or read too")
@@ -150,10 +151,6 @@ def _written_out(equations: Sequence[Equation], operands: Sequence[str]) -> int:
         else:
             sizes[""] = sizes.get("", 0) + n
     return sizes.get("", 0)
-
-
-def _kind(type_: str) -> str:
-    return {"": NUMBER, "bool": CONDITION}.get(type_, INTEGER)
 
 
 STATED: dict[str, Stated] = {}  # those that this process knows, by name

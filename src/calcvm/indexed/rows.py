@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
-from calcvm.equations import kinds
-from calcvm.equations.check import CONDITION, INTEGER
 from calcvm.equations.functions import ARGUMENTS
+from calcvm.equations.kinds import CONDITION, INTEGER, KINDS
 from calcvm.equations.rows import said_once
 from calcvm.equations.stated import TYPES, Stated
 from calcvm.equations.text import show, show_equations
@@ -114,7 +113,7 @@ class Row:
         found = self.opened(node)
         if isinstance(found, tuple):
             made = self.element(*found)
-            return made if whole or kinds.KINDS.get(found[0].type) != kinds.INTEGER else Call("/", (made, ONE))
+            return made if whole or KINDS.get(found[0].type) != INTEGER else Call("/", (made, ONE))
         node = found
         match node:
             case Reduction():

@@ -8,9 +8,10 @@ from typing import Any, overload
 import numpy as np
 
 from calcvm import checks
-from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check, check_places
+from calcvm.equations.check import check, check_places
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import NAME, WORDS, read, wrong
+from calcvm.equations.kinds import CONDITION, INTEGER, NUMBER
 from calcvm.equations.ranges import ranges
 from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, bound, names, walk
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator

@@ -398,6 +398,21 @@ def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, b
     return state
 
 
+def in_groups(b: ir.IRBuilder, start: Any, stop: Any, n: int, body: Callable[[int, Any], None]) -> None:
+    """``body(n, i)`` for ``n`` places from i on, then ``body(1, i)`` for those that are left."""
+
+    def of(count: int) -> Callable:
+        def one(i: Any, carried: list) -> list:
+            body(count, i)
+            return carried
+
+        return one
+
+    full = b.add(start, b.and_(b.sub(stop, start), c64(-n)))
+    counting(b, start, full, n, [], of(n))
+    counting(b, full, stop, 1, [], of(1))
+
+
 def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
     """``columns(places)`` over [0, n), a place and its mask a vector: ``wide`` at a time, then two, or one where masks cost."""
     b = e.b

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -17,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 
 from calcvm.equations.functions import DERIVATIVES
+from calcvm.equations.kinds import INTEGER, NUMBER, WITH_INDEXES, kind_of
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.scatter import vanishing
@@ -26,10 +26,10 @@ from calcvm.kernels_cpu._common import I64, intrinsic_of
 from calcvm.kernels_cpu._folds import Fold
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._guards import Guard, along, guards
-from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
+from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting, in_groups
 from calcvm.kernels_cpu._scatter import scattered
 from calcvm.kernels_cpu._target import current
-from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
+from calcvm.kernels_cpu._values import BAD_PLACE, Operand, Point, Value, Values
 from calcvm.kernels_cpu._vectors import c64, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
@@ -385,7 +385,7 @@ class Loops(Values):
         """Several places of an index at once, then one after the other."""
         b, (lo, hi) = self.b, map(self.w.value, self.run(name))
 
-        def body(n: int, i: Any, carried: list) -> list:
+        def body(n: int, i: Any) -> None:
             with self.scope():
                 points = [p.to(name, Whole(b.add(i, c64(k)) if k else i)) for k in range(n)]
                 last = self.order(stage)[-1].name
@@ -396,11 +396,8 @@ class Loops(Values):
                     self.complete(stage, points)
                 else:
                     self.vectors([stage], points, last)
-            return carried
 
-        full = b.add(lo, b.and_(b.sub(hi, lo), c64(-rows)))
-        counting(b, lo, full, rows, [], partial(body, rows))
-        counting(b, full, hi, 1, [], partial(body, 1))
+        in_groups(b, lo, hi, rows, body)
 
     def vectors(self, stages: Sequence[Stage], rows: Sequence[Point], name: str) -> None:
         """The last index of rows, several vectors at once, then what is left, by masks."""
@@ -769,7 +766,7 @@ class _Row:
                 pointer = b.select(there, pointer, self.constant(pointer.type.pointee, plain.left_out[name]))
                 place = b.sext(there, I64)
             whole = isinstance(t.dtype, (types.Integer, types.Boolean))
-            kind = KINDS.get(plain.types.get(name, ""), NUMBER) if whole else NUMBER
+            kind = WITH_INDEXES.get(plain.types.get(name, ""), NUMBER) if whole else NUMBER
             self.operands[name] = Operand(pointer, t.dtype, kind, plain.axes.get(name, ()), place)
 
     def constant(self, element: Any, value: float) -> Any:

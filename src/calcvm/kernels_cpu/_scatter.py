@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from calcvm.equations.kinds import NUMBER, kind_of
 from calcvm.equations.plain import Stage
 from calcvm.equations.scatter import Scatter, scatter_of
 from calcvm.equations.simplify import conditions, where
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
 from calcvm.kernels_cpu._common import I64
-from calcvm.kernels_cpu._math import _vectors, counting
+from calcvm.kernels_cpu._math import _vectors, counting, in_groups
 from calcvm.kernels_cpu._rounded import added
-from calcvm.kernels_cpu._values import NUMBER, Point, kind_of
+from calcvm.kernels_cpu._values import Point
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 if TYPE_CHECKING:
@@ -185,14 +185,11 @@ class Scattering:
         """Sums by lanes, several beside one another."""
         b = self.b
 
-        def body(n: int, i: Any, carried: list) -> list:
+        def body(n: int, i: Any) -> None:
             with self.loops.scope():
                 self.add([p.to(name, Whole(b.add(i, I64(k)))) for k in range(n)])
-            return carried
 
-        full = b.add(lo, b.and_(b.sub(hi, lo), I64(-BESIDE)))
-        counting(b, lo, full, BESIDE, [], partial(body, BESIDE))
-        counting(b, full, hi, 1, [], partial(body, 1))
+        in_groups(b, lo, hi, BESIDE, body)
 
     def add(self, points: Sequence[Point]) -> None:
         loops, name, kept = self.loops, self.stage.name, [i.name for i in self.stage.kept]

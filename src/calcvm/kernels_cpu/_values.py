@@ -14,7 +14,6 @@ from llvmlite import ir
 from numba import types
 
 from calcvm.equations.kinds import CONDITION, INTEGER, NUMBER, kind_of
-from calcvm.equations.kinds import KINDS as OF_TYPES
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.tree import COMPARISONS, Call, Element, Name, Node, Number, names, walk
 from calcvm.errors import CalcError
@@ -30,7 +29,6 @@ from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
 MOST = 2**62  # of an integer in a place of data
 BAD_PLACE = 1  # trap code, as that of a label
-KINDS = {**OF_TYPES, "index": INTEGER}  # where a program's type for indexes is one of integers
 CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions that formulas call otherwise
 Value = Any  # V, Whole or Cond
 

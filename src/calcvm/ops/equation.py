@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
+from calcvm.equations.check import check
 from calcvm.equations.functions import ARGUMENTS
+from calcvm.equations.kinds import INTEGER, NUMBER, WITH_INDEXES
 from calcvm.equations.rows import read_ranged
 from calcvm.equations.tree import Equation, Node
 from calcvm.errors import CalcError
@@ -21,7 +22,6 @@ from calcvm.record import record
 if TYPE_CHECKING:
     from calcvm.ops.spec import RowSpec
 
-KINDS = {"bool": CONDITION} | dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INTEGER)
 FUNCTIONS = {
     **ARGUMENTS,
     "act": 1,  # an activation that words choose
@@ -80,7 +80,7 @@ def _check(spec: RowSpec, equations: tuple[Equation, ...]) -> None:
     words = {w.name: NUMBER if w.kind == "float" else INTEGER for w in spec.words} | dict.fromkeys(
         hyper_slots(spec), NUMBER
     )
-    operands = {o.name: KINDS.get(o.type, NUMBER) for o in spec.operands if o.reads and o.access != "s"}
+    operands = {o.name: WITH_INDEXES.get(o.type, NUMBER) for o in spec.operands if o.reads and o.access != "s"}
     check(equations, operands, words, FUNCTIONS)
     made = {e.name for e in equations}
     for operand in spec.operands:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.equations.backward import backward_rows
-from calcvm.equations.check import NUMBER
 from calcvm.equations.grammar import read
+from calcvm.equations.kinds import NUMBER
 from calcvm.equations.places import size
 from calcvm.equations.rows import read_ranged
 from calcvm.equations.stated import Stated, known, of_document, said

@@ -149,6 +149,7 @@ EQUATIONS = table(
         }
     )
 )  # fmt: skip
+_WITH_EQUATIONS = record({}, optional={"equations": EQUATIONS}, others=True)
 INFO = record(
     {},
     optional={
@@ -194,9 +195,7 @@ DOCUMENT = record(
 
 def know_equations(program: Program) -> None:
     """Know the rows that are users' equations (ProgramError: one was changed, or no kernel can be made of it)."""
-    if found := schema.check(record({}, optional={"equations": EQUATIONS}, others=True), program.info, "info").get(
-        "equations"
-    ):
+    if found := schema.check(_WITH_EQUATIONS, program.info, "info").get("equations"):
         from calcvm.ops.stated import rows_of  # which reads equations: an import needs none
 
         try:
