@@ -18,11 +18,12 @@ JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
 # a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
 SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
-LONGEST := whole-levels whole-others whole-graphs whole-races
+FOLDERS := whole-cuda whole-equations
+LONGEST := whole-others $(FOLDERS) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all whole-others whole-levels $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -41,7 +42,10 @@ test-all: $(VENV)/.torch ## run all of the suites of which `make test` has a sam
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(FOLDERS:whole-%=--ignore=tests/%) $(PYTEST_ARGS)
+
+$(FOLDERS): whole-%: $(VENV)/.torch
+	$(ALONE) $(BIN)/python -m pytest --whole tests/$* $(PYTEST_ARGS)
 
 # what the machine has not is said to have not run
 whole-levels: $(VENV)/.torch ## run what depends on arithmetic as on x86-64-v2, -v3 and -v4
