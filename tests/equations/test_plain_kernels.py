@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -47,10 +48,15 @@ _number = count()
 def declared(
     text: str, words: str, operands: str, types: Mapping[str, str] | None = None, reals: str = "", declares: str = ""
 ) -> Plain:
-    """A plain row with a kernel, of a name that no other has."""
+    """A plain row of a name that no other has, with a kernel that is compiled once."""
+    return _declared(text, words, operands, tuple((types or {}).items()), reals, declares)
+
+
+@cache
+def _declared(text: str, words: str, operands: str, types: tuple, reals: str, declares: str) -> Plain:
     name = f"plain_test_{next(_number)}"
     plain = Plain(
-        name, text, tuple(words.split()), tuple(operands.split()), tuple(reals.split()), types or {}, declares
+        name, text, tuple(words.split()), tuple(operands.split()), tuple(reals.split()), dict(types), declares
     )
     add(plain, own=True)
     return plain

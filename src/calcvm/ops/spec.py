@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
@@ -62,7 +62,10 @@ def choice(name: str, n: int) -> Word:
 
 
 class Told(Generic[T]):
-    """A field that is given, or a function that makes it when it is first asked for: an import asks for few."""
+    """A field that is given, or a function that makes it when it is first asked for: an import asks for few.
+
+    What is there is read as any attribute; `make_later` puts functions where this finds them.
+    """
 
     def __init__(self, default: T | None = None):
         self.default = default
@@ -75,13 +78,19 @@ class Told(Generic[T]):
             if self.default is None:
                 raise AttributeError(self.name)
             return self.default
-        value = spec.__dict__[self.name]
-        if callable(value):
-            value = spec.__dict__[self.name] = value()
-        return value
+        own = spec.__dict__
+        return own.setdefault(self.name, own["make " + self.name]())
 
-    def __set__(self, spec: Any, value: T | Callable[[], T]) -> None:
-        spec.__dict__[self.name] = value
+    if TYPE_CHECKING:  # it would be asked for what is there, too
+
+        def __set__(self, spec: Any, value: T | Callable[[], T]) -> None: ...
+
+
+def make_later(spec: Any, *names: str) -> None:
+    own = spec.__dict__
+    for name in names:
+        if callable(own[name]):
+            own["make " + name] = own.pop(name)
 
 
 @record(kw_only=True)
@@ -112,6 +121,7 @@ class Operand:
     paged: bool = False
 
     def __post_init__(self) -> None:
+        make_later(self, "elems", "part", "below")
         if self.type == CELLS:
             object.__setattr__(self, "moved", True)
 
@@ -201,6 +211,7 @@ class RowSpec:
     no_equation: str = ""
 
     def __post_init__(self) -> None:
+        make_later(self, "synopsis", "in_place", "flops", "declares")
         if self.n_words > MAX_WORDS:
             raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
         if (self.words[:1] == (PHASES,)) != (self.phases != "1"):
@@ -345,6 +356,9 @@ class OpSpec:
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        make_later(self, "synopsis")
 
     def __repr__(self) -> str:
         return f"<OpSpec {self.name!r}: {self.synopsis}>"
