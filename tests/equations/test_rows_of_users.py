@@ -93,6 +93,12 @@ def examine(seed: int) -> bool:
     return True
 
 
+@pytest.mark.parametrize("seed", [778, 783, 805])
+def test_equations_that_were_wrong_once(seed: int) -> None:
+    """Second derivatives: a place of data along an axis of one place; a gradient that is 1 or 0."""
+    examine(seed)
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_generated_equations(part: int, whole: bool) -> None:
     beside, seeds = 0, range(part, WHOLE if whole else SAMPLE, PARTS)

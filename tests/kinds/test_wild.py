@@ -425,7 +425,8 @@ def with_attribute(name: str, attr: str, number: Any) -> Wild:
         graph.variables[parameter].init = init
     with graph.path("predict") as predict:
         predict.output = graph.variables["y"]
-    case = Wild(0, graph, 3)
+    over_samples = attr == "axis" and number == 0 and example.shapes[0][0] is None  # of which no rounds are made
+    case = Wild(int(over_samples), graph, 3)
     case.drawn = {slot: lambda rng, batch, slot=slot: placed.data(batch, rng)[slot] for slot in placed.inputs(1)}
     cv.plan(graph, batch_size=case.batch, dtype="float64")
     return case

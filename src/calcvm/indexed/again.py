@@ -30,6 +30,7 @@ from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.specialized import specialized
+from calcvm.ops.types import FLOAT
 
 ALL = -1  # axes of one place are left out
 
@@ -153,7 +154,8 @@ class _Rows:
         try:
             if row.name not in self.lowered:
                 self.lowered[row.name] = self.lower(row)
-            return self.lowered[row.name].result(name)
+            v = self.lowered[row.name].result(name)
+            return F.cast(v, None) if row.operand(name).type == FLOAT != v.type else v  # of numbers such as 1 and 0
         except UnsupportedOperator as error:  # with the row's equation, which is not the user's
             what, *internal = str(error).split("\n")
             if not internal and "counts the batch" not in what:

@@ -114,13 +114,19 @@ class Elements:
             return [place.name] if place.name in self.extents else []
         return [v for argument in place.arguments for v in self.direct(argument)] if isinstance(place, Call) else []
 
+    def of_data(self, place: Node) -> bool:
+        """Whether arrays say it, one without axes by its name."""
+        return any(isinstance(n, Element) or (isinstance(n, Name) and n.name in self.found.shapes) for n in walk(place))
+
     def form(self, place: Node) -> Place | None:
         """A place as a sum of indexes; None: it is another."""
+        if self.of_data(place):
+            return None
         step = 1
         if isinstance(place, Call) and place.function == "/":
             above, below = place.arguments
             place, step = above, self.whole_number(below)
-        if not self.direct(place) and not any(isinstance(n, Element) for n in walk(place)):
+        if not self.direct(place):
             return Place({}, self.whole_number(place), step)
         fixed = names(place) - {*self.extents}
         by: dict[str, Node] = {name: Number(self.whole_number(Name(name))) for name in fixed}
@@ -180,7 +186,7 @@ class Elements:
     def element(self, node: Element, order: Sequence[str]) -> Value:
         """An element of an array, at any places."""
         for k, place in enumerate(node.places):
-            if any(isinstance(n, Element) for n in walk(place)):
+            if self.of_data(place):
                 return self.at_data(node, k, order)
         forms = [self.form(place) for place in node.places]
         shape = self.shape(node)
