@@ -150,8 +150,10 @@ def test_rows_follow(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("spec", OPERATORS, indirect=True)
-def test_what_follows_is_true(spec: OpSpec, dtype: str) -> None:
+def test_what_follows_is_true(spec: OpSpec, dtype: str, whole: bool) -> None:
     """Extents, parts, what may be in place: as of every operator of the table."""
+    if dtype == "float32" and not whole and spec.name not in ("own_softmax", "own_scale"):
+        pytest.skip("takes --whole")
     rowrun.check_names(spec)
     for check in CHECKS.values():
         check(cases(spec, dtype))
