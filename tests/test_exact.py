@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -121,6 +122,12 @@ def cheapest(problem: Problem, most: int = 5) -> Run | None:
     return min((run for run in runs if not run.excess), key=lambda run: run.cost, default=None)
 
 
+@cache
+def cheapest_of(seed: int, most: int = 5) -> Run | None:
+    """Of `limited`, which several tests ask for."""
+    return cheapest(limited(seed), most)
+
+
 @pytest.fixture(autouse=True)
 def first_seeds(request, whole):
     """`make test` takes the first of several ranges of seeds."""
@@ -134,7 +141,7 @@ def test_nothing_is_cheaper(seeds):
     again = 0
     for seed in seeds:
         problem = limited(seed)
-        best = cheapest(problem)
+        best = cheapest_of(seed)
         answer = exact.solve(problem, searched(problem), ENOUGH)
         assert answer.run.excess == (problem.run(answer.run.chosen)).excess
         if best is None:
@@ -170,7 +177,7 @@ def test_no_intervals_are_cheaper(seeds, versions):
     met = 0
     for seed in seeds:
         problem = limited(seed)
-        best, known = cheapest(problem), searched(problem)
+        best, known = cheapest_of(seed), searched(problem)
         found: list[Any] = []
         model = Intervals(problem, known, versions)
         least, settled = model.solve(ENOUGH, found.append)
@@ -199,7 +206,7 @@ def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
     kind, met, proved = {"HiGHS": grouped.Grouped, "CP-SAT": grouped_sat.Whole}[solver], 0, 0
     for seed in seeds:
         problem = limited(seed)
-        best, known, heard = cheapest(problem), searched(problem), Heard()
+        best, known, heard = cheapest_of(seed), searched(problem), Heard()
         if best is None or known.excess:
             continue
         answer = grouped.solve(problem, known, ENOUGH, heard, groups, kind)
@@ -239,7 +246,7 @@ def test_rows_of_whole_numbers_lose_nothing():
 @pytest.mark.parametrize("seed", range(36))
 def test_a_schedule_runs_nothing_more_often_than_can_pay(seed):
     problem = limited(seed)
-    best = cheapest(problem)
+    best = cheapest_of(seed)
     if best is not None:
         most = Stages(problem).most(best.cost)
         assert all(sum(i == s for _, s in best.chosen) <= n for i, n in most.items())
@@ -304,7 +311,7 @@ def test_nothing_is_cheaper_with_pages(bandwidth, room, again, whole):
     moved = made = False
     for seed in SMALL[: None if whole else 12]:
         problem = paged(limited(seed), bandwidth, room, again)
-        best, known, without = cheapest(problem, 4), searched(problem), cheapest(limited(seed), 4)
+        best, known, without = cheapest(problem, 4), searched(problem), cheapest_of(seed, 4)
         answer = exact.solve(problem, known, ENOUGH)
         run = problem.run(answer.run.chosen)
         assert problem.allows(run.chosen) and run.score == answer.run.score <= known.score

@@ -55,11 +55,15 @@ def test_forward(name, monkeypatch, whole):
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients(name, monkeypatch, whole):
+    """In float64 beside slopes, in float32 beside those; unless --whole by turns."""
     monkeypatch.setattr(rowrun, "backend", Simulated(16))
-    for case in some(name, "float64", whole, 2):
-        rowrun.check_gradients(case)
-    for case in some(name, "float32", whole, 1):
-        rowrun.check_gradients_float32(case)
+    turn = DIFFERENTIABLE.index(name) % 2
+    if whole or turn == 0:
+        for case in some(name, "float64", whole, 2):
+            rowrun.check_gradients(case)
+    if whole or turn == 1:
+        for case in some(name, "float32", whole, 1):
+            rowrun.check_gradients_float32(case)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if any(None in s for e in OPS[n].examples for s in e.shapes)])

@@ -249,13 +249,17 @@ def test_activation(act):
     close(got["dx"], (d * f).ravel(), 64 * EPS["float32"], "dx")
 
 
+PRODUCTS = [
+    (1, 9, 5, 530, 0, 0, 1), (1, 520, 3, 2, 0, 0, 1), (3, 4, 9, 5, 1, 1, 0), (129, 4, 3, 2, 1, 0, 0), (129, 3, 4, 2, 0, 1, 0),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("ta, tb", LAYOUTS)
-@pytest.mark.parametrize(
-    "sizes", [(1, 9, 5, 530, 0, 0, 1), (1, 520, 3, 2, 0, 0, 1), (3, 4, 9, 5, 1, 1, 0), (129, 4, 3, 2, 1, 0, 0),
-              (129, 3, 4, 2, 0, 1, 0)]
-)  # fmt: skip
-def test_matmul(sizes, ta, tb):
+@pytest.mark.parametrize("sizes", PRODUCTS)
+def test_matmul(sizes, ta, tb, whole):
     """As `test_linear`, for all layouts, batches of products, and gradients of an operand that they share."""
+    if not whole and (PRODUCTS.index(sizes) + ta + tb) % 2:
+        pytest.skip("takes --whole")
     G, M, N, K, ab, bb, by = sizes
     words = dict(G=G, M=M, N=N, K=K, ta=ta, tb=tb, ab=ab, bb=bb, by=by)
 

@@ -33,7 +33,7 @@ from tests.equations.test_random import error
 
 RNG = np.random.default_rng(0)
 NEAR = 1e-9
-SAMPLE, WHOLE, PARTS = 8, 1_000, 4
+SAMPLE, WHOLE, PARTS = 4, 1_000, 4
 BATCHES = (5, 1, 4)
 
 

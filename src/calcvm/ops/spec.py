@@ -72,6 +72,7 @@ class Told(Generic[T]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        owner.told = (*getattr(owner, "told", ()), name)  # type: ignore[attr-defined]
 
     def __get__(self, spec: Any, owner: type | None = None) -> T:
         if spec is None:
@@ -86,9 +87,9 @@ class Told(Generic[T]):
         def __set__(self, spec: Any, value: T | Callable[[], T]) -> None: ...
 
 
-def make_later(spec: Any, *names: str) -> None:
+def make_later(spec: Any) -> None:
     own = spec.__dict__
-    for name in names:
+    for name in spec.told:
         if callable(own[name]):
             own["make " + name] = own.pop(name)
 
@@ -121,7 +122,7 @@ class Operand:
     paged: bool = False
 
     def __post_init__(self) -> None:
-        make_later(self, "elems", "part", "below")
+        make_later(self)
         if self.type == CELLS:
             object.__setattr__(self, "moved", True)
 
@@ -211,7 +212,7 @@ class RowSpec:
     no_equation: str = ""
 
     def __post_init__(self) -> None:
-        make_later(self, "synopsis", "in_place", "flops", "declares")
+        make_later(self)
         if self.n_words > MAX_WORDS:
             raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
         if (self.words[:1] == (PHASES,)) != (self.phases != "1"):
@@ -358,7 +359,7 @@ class OpSpec:
     source: str = ""
 
     def __post_init__(self) -> None:
-        make_later(self, "synopsis")
+        make_later(self)
 
     def __repr__(self) -> str:
         return f"<OpSpec {self.name!r}: {self.synopsis}>"

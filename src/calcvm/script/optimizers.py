@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from types import ModuleType
 
 from calcvm.formulas import steps
@@ -56,9 +57,15 @@ def source_of(name: str) -> str:
 
 def function(module: ModuleType, name: str) -> str:
     """The source of a module's function."""
+    return _functions(module)[name]
+
+
+@cache
+def _functions(module: ModuleType) -> dict[str, str]:
     text = module_text(module)
-    found = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
-    return "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno]) + "\n"
+    lines, nodes = text.splitlines(), ast.parse(text).body
+    found = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n" for node in found}
 
 
 def _slot(name: str) -> str:
