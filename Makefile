@@ -23,7 +23,7 @@ LONGEST := whole-others $(FOLDERS) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -32,13 +32,15 @@ help: ## print the targets
 demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, the accuracy
 	$(BIN)/calcvm demo $(DEMO_ARGS)
 
-test: $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
-	$(BIN)/python -m tests.prebuild
+test: prebuild $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
 	$(ALONE) $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 
-# what each has printed comes at its end
-test-all: $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes an hour
+# what several processes would compile at once
+prebuild: $(VENV)/.dev
 	$(BIN)/python -m tests.prebuild
+
+# what each has printed comes at its end
+test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes an hour
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch

@@ -7,7 +7,7 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TextIO
@@ -90,10 +90,17 @@ def end_after(seconds: float, config: pytest.Config) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Without collections of garbage: a third of its time went there, and modules and tests stay."""
     limit = session.config.getoption("--time-limit")  # of a test, where others run them: they end themselves
     end_after(WHOLE_TIME_LIMIT if shares_out(session.config) else limit, session.config)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,14 +123,8 @@ def shares_out(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """No collection of garbage looks at modules and tests again: they stay."""
-    gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor at what a file's tests leave, such as compiled code: a tenth of all time went there."""
+    """No collection of garbage looks again at what a file's tests leave, such as compiled code: a tenth of all time went there."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc):
     every = sorted(kernels()) + (sorted(instances()) if whole else TYPED)
     if "key" in metafunc.fixturenames:
         dtype = metafunc.function.__name__.split("_")[1]
-        some = [name for name in every if name in (*SAMPLE, *TYPED) or every.index(name) % 16 == 0]
+        some = [name for name in every if name in (*SAMPLE, *TYPED) or every.index(name) % 32 == 0]
         sample = {first: some, second: SAMPLE} if dtype == "float32" else {second: SAMPLE}
         # One compute capability after the other: what kernels share is compiled once for each.
         names = dict.fromkeys(CAPABILITIES, every) if whole else sample

@@ -17,7 +17,7 @@ from tests.kinds.races import put, races
 from tests.rowrun import Case, check_parts
 
 STEP = 1e-6
-SAMPLE = 6  # of `make test`: every sixth placement
+SAMPLE = 8  # of `make test`: every eighth placement
 BATCHES = (1, 2, 6)
 
 
