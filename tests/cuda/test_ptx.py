@@ -62,7 +62,7 @@ def pytest_generate_tests(metafunc):
     if "key" in metafunc.fixturenames:
         dtype = metafunc.function.__name__.split("_")[1]
         some = [name for name in every if name in (*SAMPLE, *TYPED) or every.index(name) % 32 == 0]
-        sample = {first: some, second: SAMPLE} if dtype == "float32" else {second: SAMPLE}
+        sample = {first: some} if dtype == "float32" else {second: SAMPLE}
         # One compute capability after the other: what kernels share is compiled once for each.
         names = dict.fromkeys(CAPABILITIES, every) if whole else sample
         keys = [(name, dtype, cc) for cc in names for name in names[cc]]
@@ -143,15 +143,16 @@ def ptx_of_equation(text, dtype):
 
 @pytest.fixture(scope="module")
 def of_equations(request):
-    dtypes = ("float32", "float64")[: 1 + request.config.getoption("--whole")]
+    whole = request.config.getoption("--whole")
+    some = product(EQUATIONS, ("float32", "float64")) if whole else product(EQUATIONS[::2], ("float32",))
     with process() as pool:
-        yield {of: pool.submit(ptx_of_equation, *of) for of in product(EQUATIONS, dtypes)}
+        yield {of: pool.submit(ptx_of_equation, *of) for of in some}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("text", EQUATIONS)
 def test_kernels_of_a_users_equation(text, dtype, of_equations, whole):
-    if dtype == "float64" and not whole:
+    if (dtype == "float64" or EQUATIONS.index(text) % 2) and not whole:
         pytest.skip("takes --whole")
     found = of_equations[text, dtype].result()
     assert found
