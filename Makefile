@@ -35,12 +35,12 @@ demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, th
 test: prebuild $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
 	$(ALONE) $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 
-# what several processes would compile at once
+# every CPU kernel goes into the cache, where the tests' processes find it
 prebuild: $(VENV)/.dev
 	$(BIN)/python -m tests.prebuild
 
 # what each has printed comes at its end
-test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes an hour
+test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes 80 minutes
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch

@@ -7,8 +7,9 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TextIO
 
@@ -34,6 +35,17 @@ ENOUGH = 600.0  # that solvers of small problems may take, which need seconds: w
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether the test runs all that it has (--whole), not a sample."""
     return bool(request.config.getoption("--whole"))
+
+
+def by_turns(metafunc: pytest.Metafunc, n: int, **values: Iterable[object]) -> None:
+    """Parametrize a test by an n-th of all combinations, in which each value is met; with --whole by all.
+
+    Those whose places in their lists add up to a multiple of ``n``.
+    """
+    every = product(*map(enumerate, values.values()))
+    whole = metafunc.config.getoption("--whole")
+    some = [[value for _, value in places] for places in every if whole or sum(i for i, _ in places) % n == 0]
+    metafunc.parametrize(tuple(values), some)
 
 
 @pytest.fixture

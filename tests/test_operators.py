@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from calcvm.ops.spec import Example, R, W
 from calcvm.script.evaluation import row_values
 from calcvm.script.helpers import first_of
 from tests import rowrun
+from tests.conftest import by_turns
 from tests.reference import reference
 from tests.rowrun import CHECKS, Case, cases, words_of
 
@@ -38,10 +38,7 @@ def test_complete(name):
 def pytest_generate_tests(metafunc):
     """Each check of each operator in one of the types, unless --whole, by turns."""
     if metafunc.function is test_declared:
-        every = product(enumerate(NAMES), enumerate(DTYPES), enumerate(CHECKS))
-        whole = metafunc.config.getoption("--whole")
-        some = [(name, dtype, check) for (i, name), (j, dtype), (k, check) in every if whole or (i + j + k) % 2 == 0]
-        metafunc.parametrize(("name", "dtype", "check"), some)
+        by_turns(metafunc, 2, name=NAMES, dtype=DTYPES, check=CHECKS)
 
 
 def test_declared(name, dtype, check):

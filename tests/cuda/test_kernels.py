@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from calcvm.ops import OPS
 from tests import rowrun
+from tests.conftest import by_turns
 from tests.cuda.simulated import Simulated
 from tests.rowrun import CHECKS, Case, cases
 
@@ -34,9 +33,7 @@ def some(name, dtype, whole, turn=0):
 def pytest_generate_tests(metafunc):
     """Every sixth check of each operator, and every sixth operator by each check, unless --whole: the CPU's pass them all."""
     if metafunc.function is test_declared:
-        every, whole = product(enumerate(NAMES), enumerate(CHECKS)), metafunc.config.getoption("--whole")
-        some = [(name, check) for (i, name), (k, check) in every if whole or (i + k) % 6 == 0]
-        metafunc.parametrize(("name", "check"), some)
+        by_turns(metafunc, 6, name=NAMES, check=CHECKS)
 
 
 def test_declared(name, check, whole):

@@ -14,6 +14,7 @@ from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import ROWS
 from tests import rowrun
+from tests.conftest import by_turns
 from tests.cuda.simulated import Simulated
 from tests.rowrun import EPS, close, run_row, same_bits
 
@@ -254,12 +255,13 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ta, tb", LAYOUTS)
-@pytest.mark.parametrize("sizes", PRODUCTS)
-def test_matmul(sizes, ta, tb, whole):
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_matmul:
+        by_turns(metafunc, 2, sizes=PRODUCTS, ta=(0, 1), tb=(0, 1))
+
+
+def test_matmul(sizes, ta, tb):
     """As `test_linear`, for all layouts, batches of products, and gradients of an operand that they share."""
-    if not whole and (PRODUCTS.index(sizes) + ta + tb) % 2:
-        pytest.skip("takes --whole")
     G, M, N, K, ab, bb, by = sizes
     words = dict(G=G, M=M, N=N, K=K, ta=ta, tb=tb, ab=ab, bb=bb, by=by)
 

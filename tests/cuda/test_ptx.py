@@ -67,6 +67,9 @@ def pytest_generate_tests(metafunc):
         names = dict.fromkeys(CAPABILITIES, every) if whole else sample
         keys = [(name, dtype, cc) for cc in names for name in names[cc]]
         metafunc.parametrize("key", keys, ids=lambda k: f"{k[0]}-{k[2][0]}")
+    if "equation" in metafunc.fixturenames:  # its text and the dtype
+        equations = product(EQUATIONS, ("float32", "float64")) if whole else product(EQUATIONS[::2], ("float32",))
+        metafunc.parametrize("equation", [*equations], ids="-".join)
     if "of" in metafunc.fixturenames:
         entries = dict.fromkeys(CAPABILITIES, build.ARGUMENTS) if whole else {first: ["fleet", "row"], second: ["rows"]}
         pairs = [(entry, cc) for cc in CAPABILITIES for entry in entries[cc]]
@@ -143,18 +146,12 @@ def ptx_of_equation(text, dtype):
 
 @pytest.fixture(scope="module")
 def of_equations(request):
-    whole = request.config.getoption("--whole")
-    some = product(EQUATIONS, ("float32", "float64")) if whole else product(EQUATIONS[::2], ("float32",))
     with process() as pool:
-        yield {of: pool.submit(ptx_of_equation, *of) for of in some}
+        yield {equation: pool.submit(ptx_of_equation, *equation) for equation in asked_for(request, "equation")}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("text", EQUATIONS)
-def test_kernels_of_a_users_equation(text, dtype, of_equations, whole):
-    if (dtype == "float64" or EQUATIONS.index(text) % 2) and not whole:
-        pytest.skip("takes --whole")
-    found = of_equations[text, dtype].result()
+def test_kernels_of_a_users_equation(equation, of_equations):
+    found, dtype = of_equations[equation].result(), equation[1]
     assert found
     for name, ptx in found.items():
         check_kernel(ptx, name, dtype, CAPABILITIES[0])

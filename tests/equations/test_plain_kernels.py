@@ -34,6 +34,7 @@ from calcvm.kernels_cpu.plain import add
 from calcvm.ops.spec import RowSpec
 from calcvm.script.evaluation import row_values
 from tests import rowrun
+from tests.conftest import by_turns
 from tests.equations.far_places import PLACES, far_place
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
@@ -108,11 +109,12 @@ ALIKE = [  # products that are added, in loops that take several places at once 
 ]
 
 
-@pytest.mark.parametrize("text", ALIKE)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_products_are_added_alike_by_any_team(text, dtype, whole):
-    if not whole and dtype != ("float32", "float64")[ALIKE.index(text) % 2]:
-        pytest.skip("takes --whole")
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_products_are_added_alike_by_any_team:
+        by_turns(metafunc, 2, dtype=("float32", "float64"), text=ALIKE)
+
+
+def test_products_are_added_alike_by_any_team(text, dtype):
     rng, sizes = np.random.default_rng(3), {"B": 7, "C": 37, "K": 11}
     values = {"x": rng.uniform(0.5, 2, (7, 11)), "w": rng.uniform(0.5, 2, (11, 37)), "tab": rng.normal(size=(5, 37))}
     values["t"] = rng.integers(0, 5, (7, 3))

@@ -700,7 +700,7 @@ def test_what_is_wrong_in_a_graphs_text_is_told(said: str, what: str) -> None:
     ],
 )
 def test_elements_of_integers_are_numbers_in_a_row_too(text: str) -> None:
-    """A row of its own once overflowed 64 bits, and gave a number where a division by 0 gives NaN."""
+    """Generated rows once overflowed at 64 bits, and gave a number for a division by 0, which is NaN."""
     found = []
     for fused in (True, False, None):
         g = cv.CalcGraph()
