@@ -23,7 +23,7 @@ LONGEST := whole-others $(FOLDERS) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -74,10 +74,15 @@ sanitize-gpu: $(VENV)/.dev ## train under compute-sanitizer: no access out of bo
 	    CALCVM_CUDA_SIMULATOR=0 $(SANITIZER) --tool $$tool --error-exitcode 1 $(BIN)/python tests/gpu/sanitize.py $$mode || failed=1; \
 	done; done; exit $$failed
 
-lint: $(VENV)/.dev ## check style, format and types
+lint: $(VENV)/.dev ## check style, format, words, the number of lines, and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/words.py
+	$(BIN)/python tools/size.py --check
 	$(BIN)/mypy
+
+size: $(VENV)/.dev ## count the lines of code of each room
+	$(BIN)/python tools/size.py
 
 format: $(VENV)/.dev ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .

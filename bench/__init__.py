@@ -1,1 +1,1 @@
-"""Side-by-side workloads against PyTorch, JAX, scikit-learn and OpenBLAS: ``python -m bench all``."""
+"""Benchmarks against PyTorch, JAX, scikit-learn and OpenBLAS, side by side: ``python -m bench all``."""

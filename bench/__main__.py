@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def on_gpu(quick: bool, parts: list[str], who: list[str]) -> int:
-    """Run `bench.gpu`; 2 where there is no GPU."""
+    """Run `bench.gpu`; return 2 if there is no GPU."""
     try:
         status = 0 if gpu.main(quick, parts, who) else 1
     except gpu.NoGpu as error:

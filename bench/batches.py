@@ -1,13 +1,14 @@
-"""The largest batch that a budget allows: what plans find, that it trains, and what PyTorch manages in as much memory.
+"""The largest batch in a budget: what plans find, whether it trains, and PyTorch's in as much memory.
 
-*Speed* and *memory* are the objectives of `cv.plan(graph, memory=...)`: the scratch that makes kernels fast, and the least.
-Of each batch found a step is run, whose loss is finite; of "memory" one sample more, and two, are refused.  *Again* is the
-largest batch for which, in the middle one of the budgets, values are made again: by bisection, between what the search
-finds and what it does not.  *Grown* is how much the process grows at most while a model of the batch of "memory" is made
-and trains a step.  PyTorch's batch is the largest one, by doubling and bisection, of which a model that is made and trained for
-a step of SGD lets a process grow by no more than the budget (`VmHWM`, set back before), in the better one of its two
-layouts.  Both processes have trained a small batch before, so that their libraries' code and its start do not count, and
-give back what is freed.  Both have one thread.
+*Speed* and *memory* are the objectives of `cv.plan(graph, memory=...)`: scratch for fast kernels, or the least scratch.
+Each batch found runs one step, whose loss must be finite.  Plans for one and two samples more than "memory" must fail.
+*Again* is the largest batch that fits the middle budget with recomputation, found by bisection between a batch that the
+search fits and one that it does not.  *Grown* is the most by which the process grows while a model with the batch of
+"memory" is created and trains a step.
+
+PyTorch's batch is the largest, by doubling and bisection, with which creating a model and one step of SGD grow a process by
+no more than the budget (`VmHWM`, reset before), in the better of its two layouts.  Both processes have trained a small
+batch before, so loading and starting libraries does not count.  Both return freed memory and use one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bench.harness import Result, fresh, memory_bytes
 from bench.memory import GIVES_BACK, LAYOUTS, RATE, forget_peak, network, torch_training
 
 MB = 1_000_000
-# network, what it is reduced to, budgets in MB
+# network, reductions, budgets in MB
 CASES: list[tuple[str, dict[str, int], list[int]]] = [
     ("mlp", {}, [1, 4, 16, 64, 256]),
     ("lenet", {}, [4, 16, 64, 128, 256]),
@@ -35,12 +36,12 @@ CASES: list[tuple[str, dict[str, int], list[int]]] = [
     ("mobilenet_v2", {}, [100, 200, 300, 450, 600]),
 ]
 QUICK_CASES = [("mlp", {}, [1, 2, 3]), ("resnet18", {"width": 4, "size": 32}, [4, 6, 8])]
-LARGEST = 1 << 20  # samples, that are tried
-WARM = 2  # samples of the step before
+LARGEST = 1 << 20  # most samples tried
+WARM = 2  # samples of the warm-up step
 
 
 def largest(fits: Callable[[int], bool], low: int = 0) -> int:
-    """The largest batch of which one more does not fit, from ``low``, which does (0: none does)."""
+    """The largest batch that fits, starting from ``low``, which does (0: none does)."""
     good, bad = low, max(1, 2 * low)
     while bad <= LARGEST and fits(bad):
         good, bad = bad, 2 * bad
@@ -50,9 +51,9 @@ def largest(fits: Callable[[int], bool], low: int = 0) -> int:
     return good
 
 
-# ---------------------------------------------------------------- in processes of their own
+# ---------------------------------------------------------------- in separate processes
 def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[str, Any]]:
-    """Of each budget the batches found, the losses of their steps, what is refused, and by how much the process grew."""
+    """For each budget the batches found, the losses of their steps, which batches fail, and the growth of the process."""
     import calcvm as cv
 
     net, channels, size, loss = network(name, **reduced)
@@ -61,11 +62,11 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
     how: dict[str, Any] = {"workers": 1, "accumulate": False}
 
     def step(plan: Any) -> tuple[float, int]:
-        """The loss of a step; by how much the process grew."""
+        """The loss of a step, and the growth of the process."""
         x, y = ([s.at(plan.batch_size) for s in graph.variables[v].shape] for v in ("input", "target"))
         data = np.random.default_rng(0).standard_normal(x, np.float32), np.zeros(y, np.float32)
         program = cv.compile(graph, plan=plan)
-        gc.collect()  # the model before
+        gc.collect()  # the previous model
         before = memory_bytes("VmRSS")
         forget_peak()
         value = cv.CalcHeap(plan.heap_bytes).load(program, seed=0).step(*data)
@@ -99,7 +100,7 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
 
 
 def torchs(name: str, budgets: list[int], reduced: dict[str, int], layout: str) -> list[int]:
-    """Of each budget the largest batch, in one of PyTorch's layouts."""
+    """For each budget the largest batch, in one of PyTorch's layouts."""
     import torch
 
     torch.set_num_threads(1)
@@ -120,7 +121,7 @@ def torchs(name: str, budgets: list[int], reduced: dict[str, int], layout: str) 
 
 
 def best_of_torch(result: Result, name: str, spec: dict[str, Any]) -> list[int | None]:
-    """Of each budget the larger batch of PyTorch's layouts (None: none of them came to an end)."""
+    """For each budget the larger batch of PyTorch's layouts (None: both failed)."""
     found = []
     for layout in LAYOUTS[:1] if name == "mlp" else LAYOUTS:
         how = json.dumps({**spec, "layout": layout})
@@ -133,7 +134,7 @@ def best_of_torch(result: Result, name: str, spec: dict[str, Any]) -> list[int |
 
 # ---------------------------------------------------------------- the table
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when all batches found train, and larger ones are refused."""
+    """Run the workload; True if all batches found train, and larger ones fail."""
     result = Result("batches", "The largest batch of a budget", quick)
     table = []
     for name, reduced, megabytes in QUICK_CASES if quick else CASES:

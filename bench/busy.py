@@ -1,8 +1,8 @@
-"""The default team beside one worker on a machine that others use: networks, ways of calling, busy processes on each core.
+"""The default team beside one worker on a busy machine: networks, ways of calling, busy processes on each core.
 
-Contestants take turns on the same work: a model as it is by default (*default*), one of one worker (*one*), and that again
-(*again*), which says how far two runs of the same differ.  *x* is the ratio of the medians.  Busy processes count in a loop,
-each kept on a core.  A model's bits are the same by one worker and by default, which is checked at the end of each network.
+Contestants take turns on the same work: a default model (*default*), one with one worker (*one*), and the latter again
+(*again*), which shows how much two equal runs differ.  *x* is the ratio of the medians.  Busy processes count in a loop,
+each pinned to a core.  A model has the same bits by one worker and by default; this is checked for each network.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from calcvm import nn
 from calcvm.vm.run import job as layout
 
 LOADS, TURNS = (0, 1, 2, 5), 7  # busy processes on each core
-TURN_SECONDS, START_SECONDS = 0.04, 0.3  # of a turn if nobody else were there; of busy processes before the first
+TURN_SECONDS, START_SECONDS = 0.04, 0.3  # of a turn on an idle machine; of busy processes before the first turn
 CALLS = ("run_steps", "step", "predict", "fit", "short epochs")
-ROUNDS, EPOCHS = 10, 60  # of an epoch; of "short epochs", which is one call
-SHORT_SECONDS = 0.2  # of that call by one worker: where steps take long, it has fewer epochs, at least two
+ROUNDS, EPOCHS = 10, 60  # per epoch; in "short epochs", which is one call
+SHORT_SECONDS = 0.2  # of that call by one worker; with long steps it has fewer epochs, at least two
 SPIN = """import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 while os.getppid() == int(sys.argv[2]):
@@ -69,7 +69,7 @@ def convolutional() -> Any:
 
 
 def serial() -> Any:
-    """Rows over one sample, which one worker alone computes."""
+    """Rows over one sample, which only one worker can compute."""
     return nn.LayerNorm() >> nn.GELU() >> nn.Tanh() >> nn.SiLU() >> nn.Linear(1), (32768,)
 
 
@@ -86,7 +86,7 @@ NETWORKS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 class Case:
-    """A network, trained by so many workers (None: the default), and its ways of calling."""
+    """A network, trained by a number of workers (None: the default), and its ways of calling."""
 
     def __init__(self, network: str, workers: int | None):
         make, batch = NETWORKS[network]
@@ -131,7 +131,7 @@ class Case:
         self.model.fit(self.data, self.target, epochs=self.epochs, progress=False)
 
     def run(self, call: str, n: int) -> float:
-        """Seconds of a call made or repeated n times."""
+        """Seconds of a call, made or repeated n times."""
         run = getattr(self, call.replace(" ", "_"))
         start = time.perf_counter()
         run(n)
@@ -140,7 +140,7 @@ class Case:
 
 @contextmanager
 def busy(each: int) -> Iterator[None]:
-    """So many processes on each of this process's cores that do nothing but count."""
+    """Run processes on each of this process's cores that only count."""
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, "-S", "-c", SPIN]
     running = [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in cores for _ in range(each)]
@@ -154,7 +154,7 @@ def busy(each: int) -> Iterator[None]:
 
 
 def repeats(one: Case, call: str) -> int:
-    """How often a call is made in a turn, by the processor's time that it takes one worker."""
+    """Calls per turn, from the CPU time that a call takes one worker."""
     n, took = ROUNDS, 0.0
     while took < TURN_SECONDS / 4:
         n, start = 2 * n, time.thread_time()
@@ -166,11 +166,11 @@ def repeats(one: Case, call: str) -> int:
 def measure(
     network: str, loads: Sequence[int] = LOADS, calls: Sequence[str] = CALLS, turns: int = TURNS
 ) -> dict[tuple[int, str], list[float]]:
-    """Seconds of a call by default, by one worker and by one again, medians, by load and call."""
+    """Median seconds of a call by default, by one worker and by one again, by load and call."""
     default, one = Case(network, None), Case(network, 1)
     one.epochs = default.epochs = max(2, min(EPOCHS, int(SHORT_SECONDS / one.run("fit", ROUNDS))))
     n, found = {call: repeats(one, call) for call in calls}, {}
-    time.sleep(layout.MOST_PENALTY / 1e9)  # so long a team stays small after the last network's busy processes
+    time.sleep(layout.MOST_PENALTY / 1e9)  # until teams have recovered from the last network's busy processes
     for each in loads:
         with busy(each):
             for call in calls:
@@ -183,7 +183,7 @@ def measure(
 
 
 def equal(network: str) -> bool:
-    """Whether a network learns the same bits by default and by one worker, with other processes on the cores."""
+    """Whether a network learns the same bits by default and by one worker, with busy processes on the cores."""
     default, one = Case(network, None), Case(network, 1)
     with busy(2):
         for case in (default, one):
@@ -193,7 +193,7 @@ def equal(network: str) -> bool:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when all bits are equal."""
+    """Run the workload; True if all bits are equal."""
     result, worst = Result("busy", "A busy machine", quick), dict[int, float]()
     for network in [*NETWORKS][: 1 if quick else None]:
         found = measure(network, LOADS[::2] if quick else LOADS, CALLS, 2 if quick else TURNS)

@@ -1,7 +1,7 @@
-"""P15: one call from Python on the user's own arrays, one worker: ``predict(x)`` and ``step(x, y)``, in microseconds.
+"""P15: one call from Python on the user's arrays, one worker: ``predict(x)`` and ``step(x, y)``, in microseconds.
 
-Every contestant has a process of its own and is called with NumPy arrays, as they come: its loss is read, its outputs are
-a NumPy array.  The rows alone are many runs in one call, divided; what a call takes beside them is its own.
+Every contestant runs in a separate process and is called with NumPy arrays.  Its loss is read, and its outputs are a NumPy
+array.  The time of the rows alone comes from many runs in one call, divided by their number; the rest is the call's overhead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.peers import BETA1, BETA2, EPSILON, LEARNING_RATE, Task
 NETWORKS = ([4, 16, 3], [784, 64, 64, 10])
 BATCHES = (1, 32)
 TURNS, TURN_SECONDS = 9, 0.05
-ROWS = {"rows": 100, "rows of predict": 1000}  # runs in a call that takes the time of the rows alone
-CLOSE = 1e-4  # outputs of all contestants, after the same step or none
+ROWS = {"rows": 100, "rows of predict": 1000}  # runs per call that measures the rows alone
+CLOSE = 1e-4  # tolerance between outputs of contestants, after the same step or none
 
 Calls = dict[str, Callable[[np.ndarray, np.ndarray], Any]]  # by method: "predict", "step"
 
@@ -36,7 +36,7 @@ def calcvm(task: Task, batch: int) -> Calls:
     ours = Ours(task, x, y, 1)
     ours.restart()
     model = ours.model
-    for _ in range(100):  # the calls in Python after which compiled ones are made
+    for _ in range(100):  # compiled calls are made after some calls in Python
         model.predict(x)
         model.step(x, y)
     ours.restart()
@@ -206,7 +206,7 @@ def ask(process: Process, call: str) -> float:
 
 
 def measure(result: Result, sizes: list[int], batch: int, turns: int) -> dict[str, dict[str, float]]:
-    """Microseconds of each contestant's calls, the fastest of turns that alternate."""
+    """Microseconds of each contestant's calls, the minimum of alternating turns."""
     running: dict[str, Process] = {}
     for who in CONTESTANTS:
         try:
@@ -233,7 +233,7 @@ def measure(result: Result, sizes: list[int], batch: int, turns: int) -> dict[st
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when ours ran and all agree."""
+    """Run the workload; True if ours ran and all agree."""
     result = Result("calls", "Calls from Python", quick)
     for sizes in NETWORKS[: 1 if quick else None]:
         for batch in BATCHES[: 1 if quick else None]:
@@ -247,7 +247,7 @@ def main(quick: bool = False) -> bool:
 
 
 def judge(result: Result, us: dict[str, dict[str, float]], sizes: list[int], batch: int, label: str) -> None:
-    """The lines of P15 for a network and a batch."""
+    """The targets of P15 for a network and a batch."""
     ours = {call: of["calcvm"] for call, of in us.items() if "calcvm" in of}
     if not ours:
         return

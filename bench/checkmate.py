@@ -1,8 +1,8 @@
-"""The mixed-integer program of Jain et al. 2020 (Checkmate), written anew after section 4 of the paper, as a rival.
+"""The mixed-integer program of Jain et al. 2020 (Checkmate), reimplemented from section 4 of the paper, as a rival.
 
-Variables R (computed in a stage), S (kept into it), U (memory after each operator of it) and FREE (an edge's value is freed), linearised
-as the paper does, one stage an operator; it knows no in-place work.  What may not run again does not, and statements of the
-forward run again in the backward alone, as here: the same operators, bytes and costs.
+Variables are R (computed in a stage), S (kept into it), U (memory after each of its operators) and FREE (an edge's value is
+freed), linearised as in the paper, with one stage per operator and no in-place work.  As in our planner, some operators may
+not run again, and statements of the forward run again only in the backward: operators, bytes and costs are the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from bench.harness import number
 from calcvm.planner.milp import Milp
 
-UNIT = 1e6  # costs are handed over in microseconds
+UNIT = 1e6  # costs are in microseconds
 
 
 class Checkmate(Milp):
-    """Variables and rows for a `calcvm.planner.recompute.Problem`."""
+    """Variables and rows for a `calcvm.planner.recomputation.search.Problem`."""
 
     def __init__(self, problem: Any):
         super().__init__()
@@ -62,7 +62,7 @@ class Checkmate(Milp):
             self.at_least({**before, s: -1.0}, 0.0)  # type: ignore[dict-item]
 
     def _memory(self, t: int) -> None:
-        """U of a stage, operator by operator: what is kept, what is made, less what is freed."""
+        """U of a stage, operator by operator: kept values plus results, minus freed values."""
         steps = self.problem.steps
         ran = [i for i in range(t + 1) if (t, i) in self.R]
         live: dict[int, float] = {self.S[t, i]: self.bytes[i] for i in range(t) if (t, i) in self.S and self.bytes[i]}
@@ -70,7 +70,7 @@ class Checkmate(Milp):
         freed: list[tuple[int, float]] = []
         for k in ran:
             r, scratch = self.R[t, k], steps[k].scratch / self.problem.limit
-            now = self.variable()  # U, in parts of the limit: at most 1
+            now = self.variable()  # U, as a share of the limit: at most 1
             row = {now: 1.0, r: -self.bytes[k]}
             if before is None:
                 for s, b in live.items():
@@ -85,7 +85,7 @@ class Checkmate(Milp):
             before = now
 
     def _free(self, t: int, i: int, k: int) -> int:
-        """FREE: nothing reads the value later in the stage, nor is it kept, nor is its reader left out (hazards)."""
+        """FREE: no hazard, which means nothing reads the value later in the stage, it is not kept, and its reader runs."""
         free, r = self.variable(binary=True), self.R[t, k]
         hazards: dict[int, float] = {r: -1.0}
         if (t + 1, i) in self.S:
@@ -94,12 +94,12 @@ class Checkmate(Milp):
             if j > k and (t, j) in self.R:
                 hazards[self.R[t, j]] = 1.0
         most = float(len(hazards))
-        self.at_least({**hazards, free: 1.0}, 0.0)  # 1 - FREE <= hazards, of which one is 1 - R
+        self.at_least({**hazards, free: 1.0}, 0.0)  # 1 - FREE <= hazards, one of which is 1 - R
         self.at_most({**hazards, free: most}, most - 1.0)
         return free
 
     def schedule(self, seconds: float) -> tuple[set[tuple[int, int]] | None, float | None]:
-        """What it runs again, and what it says none costs less than (None: nothing was found, or shown, in the time)."""
+        """The operators to run again, and the lower bound on their cost (None: nothing found, or shown, in the time)."""
         found = self.solve(seconds, UNIT)
         base, bound = sum(step.cost for step in self.problem.steps), found.mip_dual_bound
         shown = None if bound is None or not np.isfinite(bound) else max(bound / UNIT - base, 0.0)
@@ -109,7 +109,7 @@ class Checkmate(Milp):
 
 
 def compared(problem: Any, whole: float, seconds: float) -> tuple[list[str], float | None]:
-    """Cells of a table: variables, its overhead and bound in per cent, what it is in our reckoning; the last as a number too."""
+    """Cells of a table: variables, overhead and bound in per cent, overhead in our cost model; the last also as a number."""
     model = Checkmate(problem)
     chosen, bound = model.schedule(seconds)
     shown = "-" if bound is None else number(100 * bound / whole)

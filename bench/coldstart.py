@@ -1,7 +1,7 @@
-"""P11: from starting Python to the first trained step of a 784-64-64-10 network at batch 32, in seconds; of ResNet-18 too.
+"""P11: seconds from starting Python to the first trained step of a 784-64-64-10 network at batch 32, and of ResNet-18.
 
-A fresh process each time, measured from outside, interpreter included.  *Warm* is ours with its kernels in the
-cache, *empty* with a cache folder that holds nothing; torch eager and JAX do the same step.
+Each run is a fresh process, measured from outside, interpreter included.  *Warm* is ours with its kernels in the
+cache, *empty* with an empty cache folder.  torch eager and JAX do the same step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.harness import Result, fresh, interleave, last_line, number
 from bench.mlp import DIGITS, label
 
 BATCH, REPEATS = 32, 5
-WARM_TARGET, EMPTY_TARGET, RESNET_TARGET = 0.8, 6.0, 20.0  # seconds; of ResNet-18 with an empty cache
+WARM_TARGET, EMPTY_TARGET, RESNET_TARGET = 0.8, 6.0, 20.0  # seconds; ResNet-18's is with an empty cache
 DATA = f"""
 import json, numpy as np
 rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def seconds(name: str, cache: str) -> float:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when ours ran."""
+    """Run the workload; True if ours ran."""
     result = Result("coldstart", "Cold start", quick)
     repeats = 1 if quick else REPEATS
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def main(quick: bool = False) -> bool:
         runs: dict[str, Callable[[], float]] = {}
         for name in list(PROGRAMS)[: 2 if quick else None]:
             try:
-                seconds(name, warm)  # fills the cache of ours, and the operating system's of all
+                seconds(name, warm)  # fills our cache, and the operating system's for all
             except RuntimeError as error:
                 text = f"{name} left out: {last_line(str(error))}"
                 result.fail(text) if "calcvm" in name else result.note(text)

@@ -1,7 +1,7 @@
-"""P16: the three products of every convolution of five networks of the zoo, one core, beside oneDNN in both layouts.
+"""P16: the three products of every convolution in five networks of the zoo, one core, beside oneDNN in both layouts.
 
-Ours are rows as a program has them, called through their native addresses; the others are called as PyTorch's autograd
-calls them, channels first and channels last.  Layers that are alike are timed once.
+Ours are rows as in a program, called through their native addresses.  The others are called as PyTorch's autograd
+calls them, channels first and channels last.  Equal layers are timed once.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from bench.harness import (
     turn_ratio,
 )
 
-NETWORKS = {"lenet": 64, "resnet18": 8, "vgg16": 2, "mobilenet_v2": 8, "unet": 2}  # and their batches
+NETWORKS = {"lenet": 64, "resnet18": 8, "vgg16": 2, "mobilenet_v2": 8, "unet": 2}  # with their batches
 PASSES = {"fwd": "forward", "bwd_x": "by input", "bwd_w": "by weights"}
-GEOMEAN_TARGET, LINE = 1.1, 16  # LINE: elements, to which operands are aligned
+GEOMEAN_TARGET, LINE = 1.1, 16  # LINE: alignment of operands, in elements
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.02, 0.001
-TOLERANCE = 1e-5  # of the largest element, times the root of the length of its sum
+TOLERANCE = 1e-5  # relative to the largest element times the root of the length of its sum
 NAMES = {"ours": "calcvm", "first": "oneDNN, channels first", "last": "oneDNN, channels last"}
 
-Case = dict[str, Any]  # operator, pass, shapes as they lie, settings
-Run = Callable[[int], object]  # repeats it so many times
+Case = dict[str, Any]  # operator, pass, stored shapes, settings
+Run = Callable[[int], object]  # runs the case a number of times
 
 
 def layers(network: str, batch: int) -> dict[str, Case]:
-    """What a network's convolutions are, by their sizes, and which products a step makes of them."""
+    """The convolutions of a network, by their sizes, and the products of each in a step."""
     from calcvm import CalcGraph, zoo
 
     size, channels = {"lenet": (28, 1), "unet": (256, 3)}.get(network, (224, 3))
@@ -61,13 +61,13 @@ def layers(network: str, batch: int) -> dict[str, Case]:
             what = f"{c} to {f} at {size}: {window}x{window}" + (f" by {stride}" if stride > 1 else "")
             what += f", {op.attrs['groups']} groups" if op.attrs["groups"] > 1 else ""
             what += ", transposed" if op.spec.name != "conv" else ""
-            passes = [name for name in PASSES if found or name != "bwd_x"]  # of the first layer, none by its input
+            passes = [name for name in PASSES if found or name != "bwd_x"]  # none for the first input
             found[what] = {"operator": op.spec.name, "shapes": shapes, "attrs": op.attrs, "passes": passes}
     return found
 
 
 class Ours:
-    """A row as the VM runs it, from a heap of its own."""
+    """A row as the VM runs it, in a separate heap."""
 
     def __init__(self, case: Case, values: dict[str, np.ndarray]) -> None:
         from calcvm.ops import OPS
@@ -115,7 +115,7 @@ def native(row: str) -> Callable:
 
 
 class Theirs:
-    """What PyTorch's autograd calls."""
+    """The functions that PyTorch's autograd calls."""
 
     def __init__(self, case: Case, values: dict[str, np.ndarray], layout: str) -> None:
         import torch
@@ -164,7 +164,7 @@ def serve(quick: bool, core: int | None) -> None:
         }
         ours = Ours(case, values)
         contestants: dict[str, Any] = {"ours": ours, **{name: Theirs(case, values, name) for name in ("first", "last")}}
-        with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's own loops
+        with torch.backends.mkldnn.flags(enabled=False):  # PyTorch's native loops
             reference = Theirs(case, values, "first").found()
         bound = TOLERANCE * np.sqrt(ours.terms) * np.abs(reference).max()
         wrong = [n for n, c in contestants.items() if not np.abs(c.found() - reference).max() <= bound]
@@ -180,7 +180,7 @@ def serve(quick: bool, core: int | None) -> None:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every result is right."""
+    """Run the workload; True if every result is right."""
     result = Result("convolution", "Convolutions on one core", quick)
     try:
         process = Process("-m", "bench.convolution", json.dumps({"quick": quick, "core": idlest_core()}), threads=1)

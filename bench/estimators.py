@@ -1,8 +1,8 @@
-"""P14: `calcvm.sklearn` beside scikit-learn's own estimators, on its digits: fits, updates, cross-validation, search.
+"""P14: `calcvm.sklearn` beside scikit-learn's estimators, on its digits: fits, updates, cross-validation, search.
 
-Both get the same parameters, splits and seeds, and the features as `load_digits` gives them (float64; scikit-learn
-also float32 ones).  A turn of a fit is another seed and another split: contestants stop after numbers of epochs
-of their own, so that beside seconds a fit there are milliseconds an epoch; the accuracy is that on held-out digits.
+Both get the same parameters, splits and seeds, and the features of `load_digits` (float64; scikit-learn also float32).
+Each turn of a fit has another seed and another split.  Contestants stop after different numbers of epochs, so there are
+milliseconds per epoch beside seconds per fit.  The accuracy is that on held-out digits.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ GRID: dict[str, list[Any]] = {
 }
 QUICK_GRID: dict[str, list[Any]] = {"hidden_layer_sizes": [(16,)], "alpha": [1e-5, 1e-3]}
 FOLDS, TURNS = 3, 2
-IDLE_SECONDS = 0.1  # before each turn: idle threads of the contestant before spin for a while
+IDLE_SECONDS = 0.1  # before each turn, while idle threads of the previous contestant still spin
 
 
-# ---------------------------------------------------------------- in a process of its own
+# ---------------------------------------------------------------- in a separate process
 class Contestant:
     """One of `NAMES` in this process."""
 
@@ -128,7 +128,7 @@ class Contestant:
 
 
 def serve(spec: Mapping[str, Any]) -> None:
-    """Answer requests, a JSON line each way: the name of a method and its arguments."""
+    """Answer requests, one JSON line each way: the name of a method and its arguments."""
     answer = answers(spec["core"])
     warnings.simplefilter("ignore")  # searches and short fits do not converge
     contestant = Contestant(spec["who"], spec["threads"], spec["quick"])
@@ -193,7 +193,7 @@ def others(result: Result, running: Mapping[str, Process], threads: int, quick: 
     rows: list[list[str]] = []
 
     def compare(what: str, who: Mapping[str, str], **request: Any) -> dict[str, dict[str, Any]]:
-        """Time a request of contestants, each in the process that ``who`` names; their last replies."""
+        """Time a request of contestants, each in the process that ``who`` names; return their last replies."""
         replies: dict[str, dict[str, Any]] = {}
 
         def turn(name: str) -> float:
@@ -203,7 +203,7 @@ def others(result: Result, running: Mapping[str, Process], threads: int, quick: 
 
         for name in who:
             if who[name] == "ours":
-                turn(name)  # programs are compiled
+                turn(name)  # compiles programs
         times = interleave({name: partial(turn, name) for name in who}, 1 if quick else TURNS)
         ours = next(iter(times.values()))
         for name, t in times.items():
@@ -231,7 +231,7 @@ def others(result: Result, running: Mapping[str, Process], threads: int, quick: 
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when fits are as accurate as scikit-learn's and searches agree."""
+    """Run the workload; True if fits are as accurate as scikit-learn's and searches agree."""
     result = Result("estimators", "scikit-learn estimators", quick)
     for threads in [1] if quick else sorted({1, n_cores()}):
         core = idlest_core() if threads == 1 else None

@@ -1,7 +1,7 @@
 """Exploration: 1000 architectures of up to 30 rounds with TPE and Hyperband on the digits, in seconds.
 
-The same search three ways: here; as a loop of Optuna and torch, of which a sample is run and the rest reckoned; and
-on Ray with two workers on this machine, one of which is killed midway.  Each is run in a process of its own::
+The same search is run three ways: here; as a loop of Optuna and torch, of which a sample is run and the rest estimated;
+and on Ray with two workers on this machine, one of which is killed midway.  Each runs in a separate process::
 
     python -m bench.exploration '{"who": "ours", "n_trials": 1000, "rounds": 30}'
 """
@@ -35,7 +35,7 @@ SPACE: dict[str, Any] = {
 
 
 def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """X, y to train on and to judge by: the digits, or made-up ones where scikit-learn is missing."""
+    """X, y for training and for validation: the digits, or made-up data without scikit-learn."""
     from calcvm.data import digits, train_test_split
     from calcvm.errors import MissingExtra
 
@@ -48,7 +48,7 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
-    """The search by `cv.explore`; ``kill`` names a file that the first worker to take the middle trial makes."""
+    """The search by `cv.explore`; ``kill`` names a file that the first worker to take the middle trial creates."""
     import calcvm as cv
     from calcvm import nn
 
@@ -86,7 +86,7 @@ def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
 
 
 def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
-    """The same search as a loop of Optuna and torch, on one thread: what a thread pool costs, these networks do not pay."""
+    """The same search as a loop of Optuna and torch, on one thread, which spares these networks the cost of a thread pool."""
     import optuna
     import torch
 
@@ -134,7 +134,7 @@ def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
 
 
 def main(quick: bool) -> bool:
-    """Print and store the tables; False where a search does not account for every trial."""
+    """Print and store the tables; False if a search does not account for every trial."""
     n_trials, rounds, sampled = (QUICK_TRIALS, QUICK_ROUNDS, QUICK_SAMPLED) if quick else (TRIALS, ROUNDS, SAMPLED)
     size = {"n_trials": n_trials, "rounds": rounds}
     result = Result("exploration", f"Exploration: {n_trials:,} trials of {rounds} rounds, TPE and Hyperband", quick)
@@ -154,7 +154,7 @@ def main(quick: bool) -> bool:
         result.note(f"Optuna and torch left out: {error}")
         torch = None
     try:
-        ray = None if quick else run(who="ours", ray=True)  # starting it takes longer than all else
+        ray = None if quick else run(who="ours", ray=True)  # starting Ray takes longer than everything else
     except RuntimeError as error:
         result.note(f"Ray left out: {error}")
         ray = None

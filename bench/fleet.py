@@ -1,7 +1,7 @@
-"""P9: 1000 small models, each with data and initial weights of its own, in microseconds per model step.
+"""P9: 1000 small models, each with separate data and initial weights, in microseconds per model step.
 
-First all of one shape, beside peers that train them stacked or one by one; then 1000 of 40 shapes.  No time is
-printed for a contestant of which a model's mean loss over the first epoch differs.
+The models first have one shape, beside peers that train them stacked or one by one; then 40 shapes.  No time is
+printed for a contestant if a model's mean loss over the first epoch differs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPES = [[SIZES[0], *[width] * depth, SIZES[-1]] for depth in DEPTHS for width 
 QUICK_MODELS, QUICK_SHAPES = 8, SHAPES[:20:5]
 TOLERANCE = 1e-4  # relative, between each model's mean losses
 TARGETS = {"jax_vmap": 5.0, "jax_devices": 5.0, "torch_one": 100.0}  # least ratio of a peer's time to ours
-FLOP_TARGET = 1.3  # time per FLOP of many shapes over that of one
+FLOP_TARGET = 1.3  # time per FLOP for many shapes over that for one
 
 
 def job(sizes: list[int], models: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def job(sizes: list[int], models: int) -> dict[str, Any]:
 
 
 def step_flops(tasks: Sequence[Mapping[str, Any]]) -> float:
-    """FLOPs of a model step, on average over the tasks' models."""
+    """FLOPs of a model step, averaged over the tasks' models."""
     total = sum(t["models"] for t in tasks)
     return sum(t["models"] * Task(t["sizes"]).step_flops(t["batch"]) for t in tasks) / total
 
@@ -36,7 +36,7 @@ def step_flops(tasks: Sequence[Mapping[str, Any]]) -> float:
 def start_all(
     result: Result, who: Sequence[str], tasks: list[dict[str, Any]], threads: int, what: str, epochs: int = 1
 ) -> dict[str, Team]:
-    """The contestants that start and whose losses are ours; what keeps others from it is noted."""
+    """The contestants that start and agree with our losses; errors of the others are noted."""
     core = idlest_core() if threads == 1 else None
     teams: dict[str, Team] = {}
     for name in who:
@@ -59,7 +59,7 @@ def start_all(
 def time_models(
     result: Result, who: Sequence[str], tasks: list[dict[str, Any]], threads: int, what: str, quick: bool
 ) -> dict[str, list[float]]:
-    """Time contestants on the same models, print their table; seconds per model step of every turn."""
+    """Time contestants on the same models and print their table; return seconds per model step of every turn."""
     what = f"{what}, {threads} thread{'s' if threads > 1 else ''}"
     teams = start_all(result, who, tasks, threads, what)
     try:
@@ -95,7 +95,7 @@ def time_models(
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when all agree."""
+    """Run the workload; True if all agree."""
     result = Result("fleet", "Many models", quick)
     models, shapes = (QUICK_MODELS, QUICK_SHAPES) if quick else (MODELS, SHAPES)
     mixed = [job(sizes, models // len(shapes)) for sizes in shapes]
@@ -120,7 +120,7 @@ def main(quick: bool = False) -> bool:
 
 
 def many_shapes(result: Result, mixed: list[dict[str, Any]], threads: int, quick: bool) -> None:
-    """Models of many shapes at once, against the same ones shape by shape, and against one shape, per FLOP."""
+    """Models of many shapes at once, against the same models shape by shape, and against one shape, per FLOP."""
     models = sum(task["models"] for task in mixed)
     what = f"{models} models of {len(mixed)} architectures"
     peers = [] if quick or threads == 1 else ["jax_vmap", "torch_stacked"]

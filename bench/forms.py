@@ -1,4 +1,4 @@
-"""Forms of arguments: what a call takes with other data than plain arrays of the planned sizes, in microseconds of CPU time."""
+"""Forms of arguments: CPU time in microseconds of a call with data other than plain arrays of the planned sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def calls(model: Any, x: Any, y: Any) -> Calls:
-    """Every method on x and y."""
+    """Every method, called with x and y."""
     return {
         "step": lambda: model.step(x, y), "predict": lambda: model.predict(x), "evaluate": lambda: model.evaluate(x, y),
         "run": lambda: model.run({"input": x}), "set": lambda: model.__setitem__("input", x),
@@ -25,7 +25,7 @@ def calls(model: Any, x: Any, y: Any) -> Calls:
 
 
 def forms() -> dict[str, Calls]:
-    """Calls by the form of what they are given."""
+    """Calls by the form of their arguments."""
     import calcvm as cv
     from calcvm import nn
 
@@ -67,7 +67,7 @@ def main(quick: bool = False) -> bool:
     for form, given in forms().items():
         us = {}
         for name, call in given.items():
-            timeit.timeit(call, number=50)  # the calls in Python after which compiled ones are made
+            timeit.timeit(call, number=50)  # compiled calls are made after some calls in Python
             us[name] = min(timeit.repeat(call, number=n, repeat=repeats, timer=process_time)) / n * 1e6
         rows.append(
             [form, *(number(us[name]) if name in us else "-" for name in ("step", "predict", "evaluate", "run", "set"))]

@@ -1,7 +1,7 @@
 """P4: C = A B on one core, 40 shapes in three layouts, beside every GEMM that a Python user can reach.
 
-NumPy and torch are called as users call them; ours and OpenBLAS are entered by address from a compiled loop, so
-that neither pays for Python.  The best peer of a case is the fastest of them all.
+NumPy and torch are called as users call them.  Ours and OpenBLAS are called by address from a compiled loop, so
+neither pays for Python.  The best peer of a case is the fastest of them all.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SHAPES = [
     (512, 512, 512), (1000, 1000, 1000), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096),
 ]  # fmt: skip
 QUICK_SHAPES = [(1, 16, 4), (16, 64, 64), (129, 127, 131), (256, 64, 784)]
-LAYOUTS = {"A B": (False, False), "A^T B": (True, False), "A B^T": (False, True)}  # what is stored transposed
+LAYOUTS = {"A B": (False, False), "A^T B": (True, False), "A B^T": (False, True)}  # which operand is stored transposed
 GEOMEAN_TARGET, WORST_TARGET = 1.15, 0.97
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.01, 0.001
 WORKSPACE_ELEMS = 1 << 22
-TOLERANCE = 1e-5  # of the largest element, times sqrt(K)
+TOLERANCE = 1e-5  # relative to the largest element times sqrt(K)
 NAMES = {"ours": "calcvm", "openblas": "OpenBLAS", "numpy": "numpy.matmul", "torch": "torch.mm", "onednn": "oneDNN"}
 
-Run = Callable[[int], object]  # repeats the product so many times
+Run = Callable[[int], object]  # computes the product a number of times
 
 
 class Ours:
@@ -155,7 +155,7 @@ CONTESTANTS = {"ours": Ours, "openblas": OpenBlas, "numpy": NumPy, "torch": Torc
 
 
 def matrices(m: int, n: int, k: int, a_transposed: bool, b_transposed: bool) -> tuple[np.ndarray, ...]:
-    """A (m, k) and B (k, n) as views of what is stored, and C (m, n)."""
+    """A (m, k) and B (k, n) as views of stored arrays, and C (m, n)."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def serve(quick: bool, core: int | None) -> None:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every product is right."""
+    """Run the workload; True if every product is right."""
     result = Result("gemm", "GEMM on one core", quick)
     process = Process("-m", "bench.gemm", json.dumps({"quick": quick, "core": idlest_core()}), threads=1)
     for name, why in process.ready["missing"].items():

@@ -1,6 +1,6 @@
-"""The protocol every workload follows: interleaved timing, measured limits, fresh processes, stored results.
+"""The protocol of every workload: interleaved timing, measured limits, fresh processes, stored results.
 
-Absolute times drift on a shared machine, ratios hold: contestants take turns (A B C, A B C, ...).  Reported are
+On a shared machine absolute times drift and ratios hold, so contestants take turns (A B C, A B C, ...).  Reported are
 the minimum and median of the times, the ratio of the minima, and the median of the ratios within each turn.
 """
 
@@ -32,7 +32,7 @@ PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scipy", "torch", "jax",
 
 # ---------------------------------------------------------------- timing
 def interleave(contestants: Mapping[str, Callable[[], float]], repeats: int = REPEATS) -> dict[str, list[float]]:
-    """Seconds of every contestant, one list entry a turn; each callable times itself and returns seconds."""
+    """Seconds of every contestant, one list entry per turn.  Each callable times itself and returns seconds."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
@@ -41,12 +41,12 @@ def interleave(contestants: Mapping[str, Callable[[], float]], repeats: int = RE
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """How many times faster ours is, by the fastest turns: what a busy machine disturbs least."""
+    """How many times faster ours is, by the fastest turns, which a busy machine disturbs least."""
     return min(theirs) / min(ours)
 
 
 def turn_ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """The same as the median of the ratios within each turn: far from `ratio`, the machine was busy."""
+    """The median of the ratios within each turn.  If it is far from `ratio`, the machine was busy."""
     return statistics.median(t / o for t, o in zip(theirs, ours))
 
 
@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
                 key, value = (part.strip() for part in line.split(":", 1))
                 model = value if key == "model name" else f"{model}, {key} {value}"
             if not line:
-                break  # the first core stands for all
+                break  # the first core represents all
     except OSError:
         model = platform.processor() or model
     versions = {"python": platform.python_version()}
@@ -88,7 +88,7 @@ def n_cores() -> int:
 
 
 def idlest_core() -> int | None:
-    """The core that was busy least over the last moment: one-thread contestants of a case share it."""
+    """The core that was least busy over the last moment; one-thread contestants of a case share it."""
 
     def busy() -> dict[int, int]:
         lines = Path("/proc/stat").read_text().splitlines()
@@ -105,7 +105,7 @@ def idlest_core() -> int | None:
 
 
 def best_seconds(run: Callable[[], object], repeats: int = 7) -> float:
-    """Least seconds of `repeats` calls, after one that does not count."""
+    """Least seconds of `repeats` calls, after one call for warm-up."""
     run()
     best = math.inf
     for _ in range(repeats):
@@ -118,7 +118,7 @@ def best_seconds(run: Callable[[], object], repeats: int = 7) -> float:
 def fma_gflops(n: int) -> float:
     """Peak GFLOP/s of one core: 12 independent chains of `n` float32 vector FMAs that never leave the registers.
 
-    Each supported vector width is measured and the best taken: a core may run its widest at half rate.
+    Each supported vector width is measured and the best taken, because a core may run its widest at half rate.
     """
     from llvmlite import ir
     from numba import njit, types
@@ -195,11 +195,11 @@ def compiled_loop(address: int, argument_types: list) -> Callable:
 
 # ---------------------------------------------------------------- fresh processes
 def environment(threads: int | None = None, **extra: str) -> dict[str, str]:
-    """Environment of a fresh process that finds this tree and holds every library to `threads` threads.
+    """Environment of a fresh process that finds this tree and limits every library to `threads` threads.
 
     Settings of the libraries in the caller's environment are dropped: an ``OPENBLAS_CORETYPE`` left in a
-    shell halved OpenBLAS's speed on a Zen 5.  Bytecode is kept, as that of an installed package is: without, each
-    process compiles 128 modules of ours.
+    shell halved OpenBLAS's speed on a Zen 5.  Bytecode is cached, as for an installed package; otherwise each
+    process would compile 128 of our modules.
     """
     tuned = (
         "OPENBLAS_",
@@ -247,7 +247,7 @@ class Process:
     Raises
     ------
     RuntimeError
-        When the process ends instead of answering, with the last line of its stderr.
+        The process ended instead of answering; the message is the last line of its stderr.
     """
 
     def __init__(self, *args: str, threads: int | None = None, asked: Any = None, **extra: str):
@@ -285,9 +285,9 @@ class Process:
 
 
 def answers(core: int | None) -> Callable[..., None]:
-    """The other end of `Process`: call what is returned with an answer's fields.
+    """The other end of `Process`: call the returned function with an answer's fields.
 
-    Keeps this process on `core` (None: any), and what libraries print out of the pipe.
+    It pins this process to `core` (None: any), and keeps prints of libraries out of the pipe.
     """
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -310,7 +310,7 @@ def memory_bytes(field: str) -> int:
 
 # ---------------------------------------------------------------- results
 class Result:
-    """What one workload measured: tables, targets and notes, printed as they come and stored as JSON."""
+    """The measurements of one workload: tables, targets and notes, printed at once and stored as JSON."""
 
     def __init__(self, name: str, title: str, quick: bool):
         self.failed = False
@@ -337,7 +337,7 @@ class Result:
         say(f"\n{title}\n{format_table(header, rows)}")
 
     def picture(self, name: str, title: str, draw: Callable[[Any], None]) -> None:
-        """A picture that ``draw`` makes on a Matplotlib figure; none where Matplotlib is missing, or of a smoke run."""
+        """Draw a picture by ``draw`` on a Matplotlib figure, unless Matplotlib is missing or this is a smoke run."""
         try:
             figure_of = import_module("matplotlib.figure").Figure
         except ImportError:
@@ -353,7 +353,7 @@ class Result:
     def target(
         self, which: str, what: str, value: float | None, bound: float, unit: str, at_most: bool = False
     ) -> None:
-        """One line of the target table; `value` None means that it could not be measured."""
+        """Add a line to the target table; `value` None means that it could not be measured."""
         reached = value is not None and (value <= bound if at_most else value >= bound)
         sign = "<=" if at_most else ">="
         entry = {"number": which, "what": what, "value": value, "bound": f"{sign} {number(bound)} {unit}", "unit": unit}
@@ -364,12 +364,12 @@ class Result:
         say(f"note: {text}")
 
     def fail(self, text: str) -> None:
-        """Record that a correctness check did not hold: the run exits nonzero."""
+        """Record a failed correctness check: the run exits nonzero."""
         self.failed = True
         self.note(f"FAILED: {text}")
 
     def save(self) -> bool:
-        """Print the targets and store the result, unless it is of a smoke run; True when every check held."""
+        """Print the targets and store the result, except of a smoke run; True if every check held."""
         say("\n" + format_table(TARGET_HEADER, target_rows(self.data["targets"])))
         if not self.data["quick"]:
             self.path.parent.mkdir(exist_ok=True)

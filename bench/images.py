@@ -1,8 +1,8 @@
 """P6, P7: training steps and predictions of networks for images, in milliseconds, beside torch's.
 
-P6 is LeNet from one image to 512; P7 ResNet-18, VGG-16, a UNet and MobileNetV2 at small batches.  All have the same
-weights, take the same steps by SGD on the same batch, and run in processes of their own by turns; no time is printed for
-one whose loss after `VERIFY_STEPS` steps, or whose prediction, differs.
+P6 is LeNet from one image to 512; P7 is ResNet-18, VGG-16, a UNet and MobileNetV2 at small batches.  Contestants start from
+the same weights and take the same steps by SGD on the same batch, by turns, in separate processes.  No time is printed
+for one whose loss after `VERIFY_STEPS` steps, or whose prediction, differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.harness import (
     turn_ratio,
 )
 
-# number of the target, network, image's channels and side, batches, arguments of the network's maker
+# number of the target, network, image's channels and side, batches, arguments of the network's function
 CASES: list[tuple[str, str, tuple[int, int], list[int], dict[str, int]]] = [
     ("P6", "lenet", (1, 28), [1, 16, 64, 512], {}),
     ("P7", "resnet18", (3, 224), [8], {}),
@@ -46,19 +46,19 @@ NAMES = {
     "torch_channels_last": "torch eager, channels last",
     "torch_compile": "torch.compile",
 }
-COMPILED = [("lenet", 16)]  # network and batch that are timed by torch.compile too: it compiles each for half a minute
+COMPILED = [("lenet", 16)]  # network, batch: also timed with torch.compile, which takes half a minute for each
 TARGETS = {"P6": 3.0, "P7": 1.05}  # least ratio of the fastest torch's time to ours
 PASSES = {"train": "training", "infer": "inference"}
 VERIFY_STEPS = 3
 LEARNING_RATE = 1e-3
-SMALLER = {"mobilenet_v2": 1e-4}  # of 1e-3 the losses of torch's own two layouts after three steps are 7e-4 apart
+SMALLER = {"mobilenet_v2": 1e-4}  # at 1e-3 the losses of torch's two layouts differ by 7e-4 after three steps
 TOLERANCE = 1e-4  # relative, between losses, and between the norms of predictions
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.1, 0.01
 
 
-# ---------------------------------------------------------------- in a process of its own
+# ---------------------------------------------------------------- in a separate process
 class Contestant:
-    """A network, one batch for it, and the weights from which it starts."""
+    """A network, one batch for it, and its initial weights."""
 
     def __init__(self, who: str, network: str, image: tuple[int, int], batch: int, of: dict[str, int], threads: int):
         import torch
@@ -138,7 +138,7 @@ def flops_of(program: Any, path: str) -> float:
 
 
 def serve(spec: dict[str, Any], core: int | None) -> None:
-    """One contestant: answers with seconds per call."""
+    """Serve one contestant: answer with seconds per call."""
     answer = answers(core)
     contestant = Contestant(**spec)
     norm = float(np.linalg.norm(contestant.passes["infer"]()))
@@ -157,7 +157,7 @@ def turn(process: Process, which: str, n: int) -> float:
 def time_case(
     result: Result, case: dict[str, Any], contestants: list[str], quick: bool
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of the passes of those that agree, by pass and contestant; prints and stores a table."""
+    """Seconds of the passes of contestants that agree, by pass and contestant; print and store a table."""
     threads = case["threads"]
     core = idlest_core() if threads == 1 else None
     running = {}
@@ -200,7 +200,7 @@ def time_case(
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when all agree."""
+    """Run the workload; True if all agree."""
     result = Result("images", "Networks for images", quick)
     for target, network, image, batches, of in QUICK_CASES if quick else CASES:
         worst: dict[str, tuple[float, str]] = {}

@@ -1,13 +1,13 @@
-"""The contestants of many small models: each has data and initial weights of its own, all train with Adam.
+"""The contestants with many small models.  Each model has separate data and initial weights; all train with Adam.
 
 A contestant is a class:
 
     __init__(task, threads)        # imports, builds, compiles, and chooses what is fastest (chunks, unrolling)
     train(epochs) -> seconds       # every model of `models` passes over its own data in their order
     losses() -> ndarray            # mean loss of each model over the last epoch, shape (models,)
-    models                         # how many of the task's models it trains: a sample where one takes long
+    models                         # how many of the task's models it trains: a sample if one takes long
 
-They go on where the last `train` stopped.  Each runs in a process of its own that answers requests of
+Training continues from the last `train`.  Each contestant runs in a separate process that answers requests of
 `bench.harness.Process`, such as ``{"epochs": 1}``.
 """
 
@@ -39,11 +39,11 @@ class Many:
     sizes : list of int
         Neurons per layer, input first.
     models, batch, batches : int
-        Each model's data are ``batches`` batches.
+        Each model's data consist of ``batches`` batches.
     first : int
-        Number of the first model: seeds differ by it.
+        Number of the first model, from which seeds are derived.
     data : str
-        "made up", or "digits": samples of scikit-learn's digits, in an order of each model's own.
+        "made up", or "digits": samples of scikit-learn's digits, in a different order for each model.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ def load_digits() -> list[np.ndarray]:
 
 
 class Ours:
-    """calcvm: a `Fleet` of as many workers as threads."""
+    """calcvm: a `Fleet` with as many workers as threads."""
 
     package = "calcvm"
     note = ""
@@ -125,7 +125,7 @@ class Ours:
 
 
 class OursApart:
-    """calcvm: a fleet for each architecture, one after the other."""
+    """calcvm: one fleet per architecture, one after the other."""
 
     package = "calcvm"
     note = ""
@@ -145,13 +145,13 @@ class OursApart:
 class JaxVmap:
     """JAX: `vmap` over models of a jitted `lax.scan` over the steps, donated, in chunks of models.
 
-    The chunk and the unrolling are those that take least time.
+    The fastest chunk and unrolling are chosen.
     """
 
     package = "jax"
     CHUNKS: ClassVar[tuple[int, ...]] = (25, 250, 1000)
     UNROLL: ClassVar[tuple[int, ...]] = (1, 5)
-    TRIAL: ClassVar = 200  # models, at least, in a trial
+    TRIAL: ClassVar = 200  # least models in a trial
 
     def __init__(self, tasks: list[Many], threads: int):
         self.tasks, self.models = tasks, sum(task.models for task in tasks)
@@ -215,7 +215,7 @@ class JaxVmap:
         return import_module("jax").numpy.array(array)
 
     def place(self, most: int | None = None) -> None:
-        """Initial weights, moments and data of every chunk (or the first ``most``), where JAX has them."""
+        """Put initial weights, moments and data of every chunk (or the first ``most``) on JAX's devices."""
         tree: Any = import_module("jax").tree.map
         self.states, self.data = [], []
         for task, part in list(self._chunks())[:most]:
@@ -242,7 +242,7 @@ class JaxVmap:
 
 
 class JaxDevices(JaxVmap):
-    """The same on a virtual device for each core: `pmap` over devices of `vmap` over models."""
+    """The same on one virtual device per core: `pmap` over devices of `vmap` over models."""
 
     CHUNKS: ClassVar[tuple[int, ...]] = (25, 125, 500)
     UNROLL: ClassVar[tuple[int, ...]] = (1,)
@@ -279,7 +279,7 @@ class JaxOne(JaxVmap):
 
 
 def stacked_losses() -> Callable:
-    """Losses of stacked models: (weights and biases in turn, x, y) to a loss for each."""
+    """A function from stacked models (weights and biases in turn, x, y) to one loss per model."""
     torch: Any = import_module("torch")
     baddbmm, entropy = torch.baddbmm, torch.nn.functional.cross_entropy
 
@@ -490,19 +490,19 @@ NAMES = {
     "torch_one": "torch eager, one by one",
     "sklearn": "scikit-learn, one by one",
 }
-SAMPLED = {"torch_one": 20, "sklearn": 20, "jax_one": 100}  # models that they train, where there are more
+SAMPLED = {"torch_one": 20, "sklearn": 20, "jax_one": 100}  # models to train, if there are more
 ONE_BY_ONE = (*SAMPLED,)
 
 
 class Team:
-    """A contestant in processes of its own: one, or for those that train one by one a process for each core.
+    """A contestant in separate processes: one, or one per core if it trains models one by one.
 
     Attributes
     ----------
     losses : ndarray
         Mean loss of each of the first models over the last epoch of the first training.
     models : int
-        How many it trains.
+        The number of models that it trains.
     """
 
     def __init__(self, who: str, tasks: list[dict[str, Any]], threads: int, epochs: int = 1, core: int | None = None):
@@ -532,15 +532,15 @@ class Team:
         self.models = sum(r["models"] for r in ready)
 
     def compare(self, others: np.ndarray) -> float:
-        """Largest relative difference of its losses from those of a contestant that trains these models first."""
+        """Largest relative difference of its losses from those of a contestant that trained these models first."""
         return float(np.abs(self.losses / others[: len(self.losses)] - 1).max())
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
-        """Answers of all processes to a request that they are sent at once."""
+        """Send a request to all processes at once, and return their answers."""
         return list(self._pool.map(lambda p: p.ask(**request), self.processes))
 
     def seconds(self, epochs: int) -> float:
-        """Seconds of training for epochs, until the last process is done."""
+        """Seconds of training for ``epochs``, until the last process is done."""
         return max(reply["seconds"] for reply in self.ask(epochs=epochs))
 
     def close(self) -> None:
@@ -551,7 +551,7 @@ class Team:
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Serve one contestant over stdin and stdout, a JSON line each way, until stdin ends."""
+    """Serve one contestant over stdin and stdout, one JSON line each way, until stdin ends."""
     answer = answers(spec.get("core"))
     kind = CONTESTANTS[spec["who"]]
     tasks = [Many(**task) for task in spec["tasks"]]

@@ -1,11 +1,11 @@
 """Training memory of the networks of the zoo, as published, at batch 1, 8 and 32: planned, grown by, and PyTorch's.
 
-*Planned* is what `cv.plan` says before anything is allocated, and what the heap then takes; *grown* by how much a process
-grows that has trained two such models, and then makes another one and trains it, at the end and at most while it trains
-(what the first ones take beside their heaps are kernels that are linked, and Python's objects of a program and of a model).
-*Peak* is what two steps of SGD take at most in a fresh process, above what it takes after its imports: ours with compiled
-kernels and with what initializing takes, PyTorch's, without dropout, in the better one of its two layouts.  Cases planned
-larger than `MEASURED_BYTES` are not run.
+*Planned* is the figure of `cv.plan`, before anything is allocated, and the size of the heap later.  *Grown* is the growth of
+a process that has trained two such models and then creates and trains another one, at the end and at most.  (The first two
+models also take memory for linked kernels, and for Python's objects of a program and of a model.)  *Peak* is the most
+memory of two steps of SGD in a fresh process, above that after its imports.  Ours includes initialization, with compiled
+kernels; PyTorch's is without dropout, in the better of its two layouts.  Cases planned larger than `MEASURED_BYTES`
+are not run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 from bench.harness import Result, fresh, memory_bytes, n_cores, number
 
 BATCHES, STEPS, RATE = (1, 8, 32), 2, 0.01
-SHAPES = {"lenet": (1, 28), "overfeat": (3, 231), "unet": (1, 256)}  # channels and sides of images; of others (3, 224)
+SHAPES = {"lenet": (1, 28), "overfeat": (3, 231), "unet": (1, 256)}  # channels and sides of images; (3, 224) for others
 MEASURED_BYTES = 1_200_000_000
-FLOOR = 1.1  # of what a single statement needs: the least budget that a plan is asked for
+FLOOR = 1.1  # least budget for a plan, relative to what a single statement needs
 LAYOUTS = ("contiguous_format", "channels_last")
-# the C library gives back what is freed: otherwise what initializing a model has freed hides what training takes
+# the C library returns freed memory; otherwise memory freed after initialization hides that of training
 GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
 SLACK_BYTES = 1 << 17  # pages beside the heap's: Python's objects
 
 
 def network(name: str, **reduced: int) -> tuple[Any, int, int, str]:
-    """A network; channels and sides of its images, its loss.  ``mlp``: 784-64-64-10."""
+    """A network, channels and sides of its images, and its loss.  ``mlp``: 784-64-64-10."""
     import calcvm as cv
     from calcvm import nn
 
@@ -54,9 +54,9 @@ def planned(name: str, batch: int, share: float = 1, **reduced: int) -> tuple[An
 
 
 def within(graph: Any, share: float, **options: Any) -> Any:
-    """A plan in a share of the memory that it takes by itself, or in `FLOOR` of what a single statement needs if that is more.
+    """A plan in a share of the memory of the default plan, but at least `FLOOR` times what a single statement needs.
 
-    Where the search does not come down to that, in what it came down to.
+    If the search does not reach that, it is a plan in the least memory that it reached.
     """
     import calcvm as cv
 
@@ -86,12 +86,12 @@ def ours(name: str, batch: int, share: float = 1, **reduced: int) -> dict[str, i
         forget_peak()
         for _ in range(STEPS):
             model.step(x, y)
-        model.elements[...] += 0  # pages that no row has needed, such as of scratch, are given when they are touched
+        model.elements[...] += 0  # touch all pages: those that no row has used are not allocated yet
         return model
 
     models = [train()]
     peak = memory_bytes("VmHWM")
-    models.append(train())  # Python's own memory still grows by 90 kB with the second, and not with the third
+    models.append(train())  # Python's own memory grows by 90 kB with the second model, but not with the third
     before = memory_bytes("VmRSS")
     models.append(train())
     grown, most = memory_bytes("VmRSS") - before, memory_bytes("VmHWM") - before
@@ -100,7 +100,7 @@ def ours(name: str, batch: int, share: float = 1, **reduced: int) -> dict[str, i
 
 
 def forget_peak() -> None:
-    """From now on `VmHWM` is the peak since now."""
+    """Reset the peak `VmHWM` of this process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -115,7 +115,7 @@ def torchs(name: str, batch: int, layout: str, **reduced: int) -> dict[str, int]
 
 
 def torch_training(net: Any, shape: tuple[int, ...], loss: str, layout: str, steps: int) -> None:
-    """Make PyTorch's network for ours and train it, in one of its layouts."""
+    """Create PyTorch's version of our network and train it, in one of its layouts."""
     import torch
 
     from tests.torch_networks import theirs_of
@@ -123,7 +123,7 @@ def torch_training(net: Any, shape: tuple[int, ...], loss: str, layout: str, ste
     theirs = theirs_of(net)
     x = torch.zeros(*shape)
     with torch.no_grad():
-        one = theirs.eval()(x[:1])  # its layers find their channels
+        one = theirs.eval()(x[:1])  # lazy layers infer their channels
     if len(shape) == 4:
         lies = getattr(torch, layout)
         x, theirs = x.to(memory_format=lies), theirs.to(memory_format=lies)
@@ -140,12 +140,12 @@ def torch_training(net: Any, shape: tuple[int, ...], loss: str, layout: str, ste
 
 
 def measured(who: str, **spec: Any) -> dict[str, int]:
-    """`ours` or `torchs` of a fresh process."""
+    """`ours` or `torchs` in a fresh process."""
     return fresh("-m", "bench.memory", who, json.dumps(spec), threads=None, **GIVES_BACK)
 
 
 def wrong(found: Mapping[str, int]) -> str:
-    """What is not as planned, if anything."""
+    """The deviation from the plan, if any."""
     plan = found["planned"]
     if found["allocated"] != plan:
         return f"{found['allocated']:,} bytes are allocated, {plan:,} planned"
@@ -174,7 +174,7 @@ def case(result: Result, name: str, batch: int, **reduced: int) -> list[str]:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when everything is as planned."""
+    """Run the workload; True if everything is as planned."""
     import calcvm as cv
 
     result = Result("memory", "Memory of convolutional networks", quick)

@@ -1,8 +1,8 @@
 """P1, P2, P3: the training step of a multi-layer perceptron, in microseconds, and its memory.
 
-P1 is the tiny network, where overhead is everything; P2 the 784-64-64-10 network at small batches; P3 the same
+P1 is the tiny network, where overhead dominates; P2 is the 784-64-64-10 network at small batches; P3 is the same
 at batch 10000, 400 rounds, as in section 4.3 of the CalcGraph paper.  Every contestant takes the same steps from
-the same weights on the same batch; no time is printed for one whose loss differs after `VERIFY_STEPS` steps.
+the same weights on the same batch.  No time is printed for one whose loss differs after `VERIFY_STEPS` steps.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ TARGETS: list[tuple[str, list[int], int, dict[str, float]]] = [
     ("P2", DIGITS, 256, {"jax_scan": 2, "torch_compile": 2.5}),
     ("P3", DIGITS, BIG_BATCH, {"best peer": 1.5}),
 ]
-MEASURED = ("ours", "ours_from_file", "ours_rounds", "torch_eager", "jax_scan")  # their memory
+MEASURED = ("ours", "ours_from_file", "ours_rounds", "torch_eager", "jax_scan")  # for memory
 HEAP_TARGET, RSS_TARGET = 43e6, 1 / 3
 TOLERANCE = 1e-4  # relative, between losses after VERIFY_STEPS steps
 TURN_SECONDS, QUICK_TURN_SECONDS, MAX_STEPS = 0.15, 0.02, 2000
 
 
 def start(who: str, sizes: list[int], batch: int, threads: int, core: int | None, **more: Any) -> Process:
-    """A contestant in a process of its own, ready to be timed."""
+    """A contestant in a separate process, ready to be timed."""
     workers = None if who == "ours_default" else threads
     spec = {"who": who, "sizes": sizes, "batch": batch, "threads": workers, "core": core, **more}
     return Process("-m", "bench.peers", json.dumps(spec), threads=threads)
 
 
 def start_all(result: Result, who: Sequence[str], sizes: list[int], batch: int, threads: int) -> dict[str, Process]:
-    """The contestants that start; what keeps the others from it is noted, and fails the run if it is us."""
+    """The contestants that start.  Errors of the others are noted; an error of ours fails the run."""
     core = idlest_core() if threads == 1 else None
     running = {}
     for name in who:
@@ -74,7 +74,7 @@ def label(sizes: Sequence[int], batch: int) -> str:
 
 
 def agreeing(result: Result, running: dict[str, Process], what: str) -> dict[str, Process]:
-    """The contestants whose loss after the first steps is the one of the most of them; others fail the run."""
+    """The contestants whose loss after the first steps agrees with the median; others fail the run."""
     middle = statistics.median(p.ready["loss"] for p in running.values())
     agree = {n: p for n, p in running.items() if abs(p.ready["loss"] - middle) <= TOLERANCE * abs(middle)}
     for name in running.keys() - agree.keys():
@@ -86,7 +86,7 @@ def agreeing(result: Result, running: dict[str, Process], what: str) -> dict[str
 
 
 def turns(agree: dict[str, Process], seconds: float, most: int, quick: bool) -> dict[str, list[float]]:
-    """Seconds per step of every turn, the contestants one after the other; a turn takes about ``seconds``."""
+    """Seconds per step of every turn, one contestant after the other; a turn takes about ``seconds``."""
     n_steps = {}
     for name, process in agree.items():
         one = min(process.ask(steps=VERIFY_STEPS)["seconds"] for _ in range(2)) / VERIFY_STEPS
@@ -103,7 +103,7 @@ def turns(agree: dict[str, Process], seconds: float, most: int, quick: bool) -> 
 def time_case(
     result: Result, who: Sequence[str], sizes: list[int], batch: int, threads: int, quick: bool
 ) -> dict[str, list[float]]:
-    """Time one shape on one number of threads, print its table; seconds per step of every turn."""
+    """Time one shape with one number of threads and print its table; return seconds per step of every turn."""
     what = f"{label(sizes, batch)}, {threads} thread{'s' if threads > 1 else ''}"
     running = start_all(result, who, sizes, batch, threads)
     try:
@@ -158,13 +158,13 @@ def time_case(
 
 
 def best_of(times: dict[str, list[float]], *names: str) -> str | None:
-    """Whichever of `names` was timed and is fastest."""
+    """The fastest of the `names` that were timed."""
     timed = [name for name in names if name in times]
     return min(timed, key=lambda name: min(times[name])) if timed else None
 
 
 def add_targets(result: Result, times: dict[str, list[float]], sizes: list[int], batch: int, threads: int) -> None:
-    """The targets of one case: ours against each peer that it names."""
+    """Add the targets of one case: ours against each peer that it names."""
     ours = best_of(times, "ours", "ours_default")
     for number_, s, b, asked in TARGETS:
         for peer, least in asked.items():
@@ -179,10 +179,10 @@ def add_targets(result: Result, times: dict[str, list[float]], sizes: list[int],
 
 
 def memory(result: Result, who: Sequence[str], threads: int, batch: int) -> None:
-    """Peak resident memory of training at a big batch, each contestant in a process of its own.
+    """Peak resident memory of training at a big batch, each contestant in a separate process.
 
-    The batch comes from a file: an array, which torch uses where it is and calcvm copies into its heap; or read
-    straight into the heap, so that calcvm, too, holds it once; or in rounds that read it where it is.
+    The batch comes from a file in one of three ways.  As an array, torch uses it in place and calcvm copies it into its
+    heap.  Read straight into the heap, calcvm also holds it once.  In rounds, calcvm reads it in place.
     """
     rows, peaks, heap = [], {}, None
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +191,7 @@ def memory(result: Result, who: Sequence[str], threads: int, batch: int) -> None
             np.save(path, array)
         for name in who:
             try:
-                if name.startswith("ours"):  # once before, so that the kernels are in the cache, as on any second run
+                if name.startswith("ours"):  # a first run, so that the kernels are in the cache
                     start(name, DIGITS, batch, threads, None, data=paths).close()
                 process = start(name, DIGITS, batch, threads, None, data=paths)
             except RuntimeError as error:
@@ -213,7 +213,7 @@ def memory(result: Result, who: Sequence[str], threads: int, batch: int) -> None
 
 
 def main(quick: bool = False, who: Sequence[str] = ()) -> bool:
-    """Run the workload with the contestants `who` (default all); True when all agree."""
+    """Run the workload with the contestants `who` (default all); True if all agree."""
     who = who or list(CONTESTANTS)
     result = Result("mlp", "MLP training step", quick)
     for sizes, batch in QUICK_CASES if quick else CASES:

@@ -1,9 +1,9 @@
 """P5: elementwise operators, softmax, normalizations and pools on one core, forward and backward, beside torch's.
 
 Ours is what the VM runs: the operator's rows, called through their native addresses on operands in a heap.  torch's is
-what a user calls, by the fastest of its ways: the function in inference mode, and the backward by the node of its graph,
-or by `torch.autograd.grad` where that is several; images contiguous and channels last.  Its dispatch counts, as it does
-for its users, and page faults do not.
+what a user calls, in the fastest way: the function in inference mode, and the backward by the node of its graph, or by
+`torch.autograd.grad` if there are several nodes; images contiguous and channels last.  Its dispatch counts, because users
+pay for it; page faults do not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ELEMENTWISE = (
 ).split()
 IMAGES = [(8, 56, 56, 64), (8, 14, 14, 256), (32, 28, 28, 96), (64, 24, 24, 20)]  # N, H, W, channels
 VECTORS = [(32, 128), (512, 768), (4096, 1024)]
-# operator, its attributes
+# operator, attributes
 OF_IMAGES: list[tuple[str, dict[str, Any]]] = [
     ("batch_norm", {}),
     ("batch_norm_inference", {}),
@@ -67,12 +67,12 @@ OF_IMAGES: list[tuple[str, dict[str, Any]]] = [
 QUICK = [("silu", (2**8,), {}), ("batch_norm", (2, 5, 5, 6), {}), ("max_pool", (2, 6, 6, 3), {"kernel": (2, 2)})]
 GEOMEAN_TARGET, WORST_TARGET = 1.5, 0.95
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.01, 0.0005
-TOLERANCE = 1e-4  # of the largest element
+TOLERANCE = 1e-4  # relative to the largest element
 
-# Freed memory stays with the process: torch's results are in pages that were touched before, as ours are.
+# Freed memory stays with the process, so torch's results are in pages that were touched before, like ours.
 KEPT = {"MALLOC_MMAP_THRESHOLD_": str(2**40), "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**28)}
 
-Run = Callable[[int], object]  # repeats the pass so many times
+Run = Callable[[int], object]  # runs the pass a number of times
 
 
 def cases(quick: bool) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
@@ -92,7 +92,7 @@ def cases(quick: bool) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
 
 
 # ---------------------------------------------------------------- ours
-Operands = dict[str, np.ndarray]  # their bytes in the heap, by name
+Operands = dict[str, np.ndarray]  # bytes in the heap, by name
 
 
 def place(case: Case, rows: Sequence[RowSpec], values: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], Operands]:
@@ -120,13 +120,13 @@ def place(case: Case, rows: Sequence[RowSpec], values: Mapping[str, np.ndarray])
 
 
 class Ours:
-    """An operator's forward and backward rows, and what they computed: y and gradients, by name."""
+    """An operator's forward and backward rows, and their results: y and gradients, by name."""
 
     def __init__(self, name: str, shape: tuple[int, ...], attrs: dict[str, Any]):
         spec = OPS[name]
         given = (None, *shape[1:])
         others = (shape[-1:] if len(shape) > 1 else given,) * (len(spec.inputs) - 1)
-        low = 0.1 if name in ("lp_pool", "batch_norm_inference") else -1.0  # of what must be positive
+        low = 0.1 if name in ("lp_pool", "batch_norm_inference") else -1.0  # positive where inputs must be
         example = Example(shapes=(given, *others), attrs=attrs, batch=shape[0], low=low)
         case = self.case = Case(spec, example, DTYPE, shape[0])
         rows = [row for row in case.spec.rows if not any(map(self.added_up, row.writes))]
@@ -143,7 +143,7 @@ class Ours:
         self.dy = case.output_gradients()["dy"].reshape(case.shapes["y"])
 
     def added_up(self, operand: Operand) -> bool:
-        """Whether it is the gradient of a broadcast operand, before another row adds it up."""
+        """Whether it is the gradient of a broadcast operand, before another row reduces it."""
         of = operand.name[1:]
         return (
             of in self.case.given
@@ -152,7 +152,7 @@ class Ours:
         )
 
     def compiled(self, calls: Sequence[tuple[str, int, np.ndarray]]) -> Run:
-        """The kernels' phases one after the other, by their native addresses, from compiled code."""
+        """Compiled code that calls the kernels' phases in order, by their native addresses."""
         from numba import njit
 
         heap = self.operands["heap"]
@@ -174,7 +174,7 @@ class Ours:
 
 # ---------------------------------------------------------------- torch's
 def torch_functions() -> dict[str, Callable]:
-    """Of our inputs and attributes, channels first."""
+    """torch's functions for our inputs and attributes, channels first."""
     import torch
 
     f = torch.nn.functional
@@ -205,7 +205,7 @@ def torch_functions() -> dict[str, Callable]:
 
 
 class Torch:
-    """The same of torch, with images in one memory format."""
+    """The same operator in torch, with images in one memory format."""
 
     def __init__(self, name: str, ours: Ours, attrs: dict[str, Any], channels_last: bool = False):
         import torch
@@ -223,10 +223,10 @@ class Torch:
         self.inputs, self.dy, self.y = {n: inputs[n] for n in learnt}, tensor(ours.dy), self.call()
 
     def backward(self) -> Any:
-        """Gradients of all inputs that have some."""
+        """Gradients of all inputs that have one."""
         node = self.y.grad_fn
         if all(type(then).__name__ == "AccumulateGrad" for then, _ in node.next_functions if then is not None):
-            gradients = self.dy, *[None] * (len(node._input_metadata) - 1)  # of statistics there are none
+            gradients = self.dy, *[None] * (len(node._input_metadata) - 1)  # none for statistics
             return lambda: node(*gradients)
         return lambda: self.torch.autograd.grad(self.y, [*self.inputs.values()], self.dy, retain_graph=True)
 
@@ -293,7 +293,7 @@ def _copy_gbs(n_bytes: int) -> float:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every result is torch's."""
+    """Run the workload; True if every result is torch's."""
     result = Result("operators", "Operators on one core", quick)
     options = json.dumps({"quick": quick, "core": idlest_core()})
     process = Process("-m", "bench.operators", options, threads=1, **KEPT)

@@ -1,11 +1,12 @@
-"""What making values again takes: told by a plan before, from reckoned and from measured costs, and whole steps after.
+"""The overhead of recomputation: predicted by plans from reckoned and from measured costs, and measured for whole steps.
 
-Plans of a network take turns, each with a heap of its own: without a budget; with least scratch alone, of which every plan
-in a budget is; and in budgets, a share of the first one's heap or a tenth above what a single statement needs, chosen by
-reckoned and by measured costs.  *Told* and *taken* are the work above the plan of least scratch, the same work otherwise;
-*in all* is above the plan without a budget, so with what less scratch costs.  One worker's time is that of its thread, in
-which nothing else runs; a team's that of the clock.  Minima over the turns, which are spread over rounds of all networks:
-who else runs on the machine slows those plans down most that live on its last cache, and for longer than a network's turns last.
+Plans of a network take turns, each in a separate heap.  There is one without a budget, one with the least scratch (which
+all plans in a budget have), and plans in budgets, chosen by reckoned and by measured costs.  A budget is a share of the
+first plan's heap, or a tenth above what a single statement needs.  *Told* (predicted) and *taken* (measured) are relative to
+the plan of least scratch, which does the same work otherwise.  *In all* is relative to the plan without a budget, so it
+includes the cost of less scratch.  One worker's time is the CPU time of its thread, in which nothing else runs; a team's is
+wall time.  Minima are taken over the turns, which are spread over rounds of all networks: other load on the machine slows
+down those plans most that depend on the last-level cache, and for longer than a network's turns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.memory import network, within
 
 RATE = 1e-3
 SHARES = (0.75, 0.5)
-# network, batch, what it is reduced to
+# network, batch, reductions
 CASES: list[tuple[str, int, dict[str, int]]] = [
     ("resnet18", 8, {}),
     ("unet", 2, {}),
@@ -31,16 +32,16 @@ CASES: list[tuple[str, int, dict[str, int]]] = [
     ("vgg11", 8, {"width": 16, "size": 64}),
 ]
 QUICK_CASES = [("resnet18", 4, {"width": 4, "size": 32})]
-TURN_SECONDS = 0.1  # of steps, of each plan in each turn
-TURNS = REPEATS  # of each round
-ROUNDS = 3  # of ResNet-18's steps by two workers the least of 7 is up to 4 % apart from that of the next 7
-LONG = 1.0  # seconds of a step from which there are fewer turns
+TURN_SECONDS = 0.1  # of steps, per plan and turn
+TURNS = REPEATS  # per round
+ROUNDS = 3  # minima of 7 turns of ResNet-18's steps by two workers differ by up to 4 % from those of the next 7
+LONG = 1.0  # steps of more seconds get fewer turns
 APART_TARGET = 2.0  # points, between told and taken
 
 
-# ---------------------------------------------------------------- in a process of its own
+# ---------------------------------------------------------------- in a separate process
 def plans(graph: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Plans by what they are; of budgets that nothing is to be made again for, none."""
+    """Plans by description.  A budget that needs no recomputation has none."""
     import calcvm as cv
 
     found = {
@@ -63,7 +64,7 @@ def timed(model: Any, x: np.ndarray, y: np.ndarray, steps: int, clock: Any) -> f
 
 
 def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: float, reduced: dict[str, int]) -> Any:
-    """Of each plan its bytes, what it tells, and the seconds of its steps."""
+    """By plan its bytes, its predictions, and the seconds of its steps."""
     import calcvm as cv
 
     net, channels, size, loss = network(name, **reduced)
@@ -98,7 +99,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
 
 # ---------------------------------------------------------------- the tables
 def together(least: dict[str, Any], found: dict[str, Any]) -> None:
-    """Take the least seconds of two rounds where their plan is the same: a search that time ends may find another."""
+    """Take the least seconds of two rounds, if the plans are equal.  A search that is limited by time may find another one."""
     for which, plan in least.items():
         again = found.get(which, {})
         plan["same"] &= again.get("same", True)
@@ -109,7 +110,7 @@ def together(least: dict[str, Any], found: dict[str, Any]) -> None:
 def rows(
     result: Result, name: str, batch: int, workers: int, found: dict[str, Any], apart: list[float]
 ) -> list[list[str]]:
-    """Those of a network and a team; how far told and taken by measured costs are apart is noted down."""
+    """Rows of the table for a network and a team; the differences of told and taken by measured costs go to ``apart``."""
     free, least, out = found["free"], found["least"], []
     for which, plan in found.items():
         if not plan["same"]:
@@ -136,14 +137,14 @@ def percent(share: float | None) -> str:
 
 
 def steps_of(name: str, batch: int, workers: int, found: dict[str, Any]) -> list[str]:
-    """Whole steps, without a budget and with least scratch, as measured costs tell them."""
+    """Whole steps, without a budget and with the least scratch, as predicted from measured costs."""
     cells = [f"{1e3 * found[which][what]:,.4g}" for which in ("free", "least") for what in ("told", "seconds")]
     return [f"{name}, batch {batch}", str(workers), *cells]
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when losses are the same in any memory."""
-    result = Result("overhead", "Making values again", quick)
+    """Run the workload; True if losses are the same in any memory."""
+    result = Result("overhead", "Recomputation", quick)
     table, steps, apart, without = list[list[str]](), list[list[str]](), list[float](), list[str]()
     how = {"turns": 1, "turn_seconds": 0.01} if quick else {"turns": TURNS, "turn_seconds": TURN_SECONDS}
     least: dict[tuple[str, int, int], Any] = {}
@@ -175,7 +176,7 @@ def main(quick: bool = False) -> bool:
     header = ["ms of a step", "workers", "told", "taken", "told, least scratch", "taken, least scratch"]
     result.table("Whole steps by measured costs", header, steps)
     for name in dict.fromkeys(without):
-        result.note(f"{name}: one statement needs nearly all of the memory, and nothing can be made again for less")
+        result.note(f"{name}: one statement needs nearly all of the memory, so nothing can be recomputed for less")
     result.target(
         "R1", "overhead told from measured costs, worst case", max(apart), APART_TARGET, "points", at_most=True
     )

@@ -8,7 +8,7 @@ the same batch.  A contestant is a class:
     steps(n) -> float                # n training steps, done when it returns; the loss that step n computed
     weights() -> [(w, b), ...]       # as they are now
 
-Each runs in a process of its own, because most libraries fix their threads at start-up: it answers requests of
+Each runs in a separate process, because most libraries fix their threads at start-up.  It answers requests of
 `bench.harness.Process`, such as ``{"steps": 1000}``, and can be tried by hand::
 
     echo '{"steps": 1000}' | python -m bench.peers '{"who": "jax_scan", "sizes": [4, 16, 3], "batch": 32, "threads": 1}'
@@ -44,7 +44,7 @@ class Task:
     Attributes
     ----------
     weights : list of (w, b)
-        What every contestant starts from: w of shape (n_in, n_out), b of shape (n_out,), float32.
+        The initial weights of every contestant: w of shape (n_in, n_out), b of shape (n_out,), float32.
     """
 
     def __init__(self, sizes: list[int], seed: int = 0):
@@ -57,7 +57,7 @@ class Task:
             )
             for n_in, n_out in zip(sizes[:-1], sizes[1:])
         ]
-        # prototypes 4 standard deviations apart, whatever the number of inputs
+        # prototypes are 4 standard deviations apart, for any number of inputs
         self.prototypes = (rng.standard_normal((sizes[-1], sizes[0])) * 4 / np.sqrt(2 * sizes[0])).astype(np.float32)
 
     def sample(self, n: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -66,11 +66,11 @@ class Task:
         y = rng.integers(0, self.sizes[-1], n)
         x = rng.standard_normal((n, self.sizes[0]), dtype=np.float32)
         for i, c in enumerate(y):
-            x[i] += self.prototypes[c]  # row by row: no temporary of x's size
+            x[i] += self.prototypes[c]  # row by row, without a temporary of x's size
         return x, y
 
     def step_flops(self, batch: int) -> int:
-        """FLOPs of a step's matrix products: forward, weight gradients, input gradients past the first layer."""
+        """FLOPs of a step's matrix products: forward, weight gradients, input gradients except of the first layer."""
         products = [n_in * n_out for n_in, n_out in zip(self.sizes[:-1], self.sizes[1:])]
         return 2 * batch * (3 * sum(products) - products[0])
 
@@ -80,13 +80,13 @@ class Task:
         return 3 * 4 * sum(w.size + b.size for w, b in self.weights)
 
     def step_bytes(self, batch: int) -> int:
-        """Least bytes that a step moves: the forward reads the parameters, Adam reads and writes them and their
+        """Least bytes that a step moves: the forward reads the parameters; Adam reads and writes them and their
         moments; the forward and the first weight gradient read the batch."""
         return self.resident_bytes * 7 // 3 + 2 * 4 * batch * self.sizes[0]
 
 
 def accuracy(weights: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray, y: np.ndarray) -> float:
-    """Share of rows that a network with ``weights`` classifies correctly, judged in float64."""
+    """Share of rows that a network with ``weights`` classifies correctly, computed in float64."""
     a = x.astype(np.float64)
     for i, (w, b) in enumerate(weights):
         a = a @ w.astype(np.float64) + b
@@ -96,7 +96,7 @@ def accuracy(weights: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray, y: np.
 
 
 def curve(contestant: Any, rounds: int, every: int, x: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:
-    """Loss of each step from the start on, and accuracy on x and y after every so many of them."""
+    """Loss of each step from the start, and accuracy on x and y after every ``every`` steps."""
     losses, shares = [], []
     contestant.restart()
     for i in range(1, rounds + 1):
@@ -107,7 +107,7 @@ def curve(contestant: Any, rounds: int, every: int, x: np.ndarray, y: np.ndarray
 
 
 class Ours:
-    """calcvm: `Model.run_steps` on the batch in the heap, one call whatever n is."""
+    """calcvm: `Model.run_steps` on the batch in the heap, one call for any n."""
 
     package = "calcvm"
     note = ""
@@ -127,7 +127,7 @@ class Ours:
             **({} if threads is None else {"workers": threads}),
         )
         self.initial = task.weights
-        # a weight is stored (inputs, outputs) or (outputs, inputs): the first, not square, tells
+        # a weight is stored (inputs, outputs) or (outputs, inputs): the shape of the first, not square, shows which
         self.transposed = next(iter(self.model.parameters.values())).shape != task.weights[0][0].shape
         self.x, self.y = x, y
         self.heap_bytes = self.model.plan.heap_bytes
@@ -158,7 +158,7 @@ class OursDefault(Ours):
 
 
 class OursRounds(Ours):
-    """calcvm with a technical batch of `ROUND` that adds up to the learning batch: `Model.fit` on the arrays in place."""
+    """calcvm with a technical batch of `ROUND`, accumulated to the learning batch: `Model.fit` on the arrays in place."""
 
     ROUND: ClassVar = 500
     note = f"rounds of {ROUND}"
@@ -229,9 +229,9 @@ class TorchEager:
 
 
 def torch_adam(params: Any, first: Any, second: Any, powers: Any, rate: Any, root: Any, grads: Any) -> None:
-    """Adam, written out: `torch.optim` would be a second graph for `torch.compile`.
+    """Adam, written out, because `torch.optim` would be a second graph for `torch.compile`.
 
-    ``powers`` of the betas, ``rate`` and ``root`` are of the coming step; kept as state because Inductor would
+    ``powers`` of the betas, ``rate`` and ``root`` belong to the coming step.  They are state, because Inductor would
     inline their formulas into every element's update.
     """
     for p, m, v, g in zip(params, first, second, grads):
@@ -245,7 +245,7 @@ def torch_adam(params: Any, first: Any, second: Any, powers: Any, rate: Any, roo
 
 
 def torch_step(torch: Any) -> Any:
-    """A training step of a multi-layer perceptron as one function: forward, backward and Adam; returns the loss."""
+    """A training step of a multi-layer perceptron as one function: forward, backward and Adam; it returns the loss."""
     linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
 
     def loss_of(params, x, y):
@@ -262,7 +262,7 @@ def torch_step(torch: Any) -> Any:
 
 
 class TorchCompile:
-    """`torch.compile` of the whole step: forward, backward and Adam in one graph, entered by a C++ wrapper."""
+    """`torch.compile` of the whole step: forward, backward and Adam in one graph, called through a C++ wrapper."""
 
     package = "torch"
     note = ""
@@ -365,7 +365,7 @@ class JaxStep:
 
 
 class JaxScan(JaxStep):
-    """`jax.lax.scan` over all steps in one jitted call with donated buffers, unrolled as suits the network best."""
+    """`jax.lax.scan` over all steps in one jitted call with donated buffers, with the best unrolling for the network."""
 
     UNROLL: ClassVar[tuple[int, ...]] = (1, 4, 16)
     TRIAL_STEPS: ClassVar = 256
@@ -378,7 +378,7 @@ class JaxScan(JaxStep):
         self.scan = jax.jit(scan, static_argnums=(3, 4), donate_argnums=0)
         self.unroll = 1
         self.restart()
-        if best_seconds(lambda: self.steps(16), 1) < 16e-4:  # above that a step's own work outweighs the loop
+        if best_seconds(lambda: self.steps(16), 1) < 16e-4:  # for longer steps the loop does not matter
             seconds = {}
             for unroll in self.UNROLL:
                 self.unroll = unroll
@@ -392,7 +392,7 @@ class JaxScan(JaxStep):
 
 
 class JaxScanPlain(JaxScan):
-    """The same without unrolling."""
+    """`JaxScan` without unrolling."""
 
     UNROLL: ClassVar[tuple[int, ...]] = (1,)
 
@@ -415,7 +415,7 @@ class ScikitLearn:
             learning_rate_init=LEARNING_RATE,
             shuffle=False,
         )
-        self.net.partial_fit(x, y, classes=np.arange(task.sizes[-1]))  # allocates; restart() undoes its learning
+        self.net.partial_fit(x, y, classes=np.arange(task.sizes[-1]))  # allocates; restart() undoes the training
 
     def restart(self) -> None:
         for (w, b), coef, intercept in zip(self.initial, self.net.coefs_, self.net.intercepts_):
@@ -461,7 +461,7 @@ NAMES = {
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Serve one contestant over stdin and stdout, a JSON line each way, until stdin ends."""
+    """Serve one contestant over stdin and stdout, one JSON line each way, until stdin ends."""
     answer = answers(spec.get("core"))
     kind, task = CONTESTANTS[spec["who"]], Task(spec["sizes"])
     import_module(kind.package)
@@ -473,7 +473,7 @@ def main(spec: dict[str, Any]) -> None:
         x, y = task.sample(spec["batch"])
     start = time.perf_counter()
     contestant = kind(task, x, y, spec["threads"])
-    del x, y  # a contestant that needs them keeps them
+    del x, y  # contestants keep their own references
     contestant.restart()
     loss = contestant.steps(VERIFY_STEPS)
     setup = time.perf_counter() - start

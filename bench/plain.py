@@ -1,7 +1,7 @@
-"""Kernels that follow from equations beside those written by hand, NumPy and PyTorch, of one core: the same work, turn by turn.
+"""Kernels generated from equations beside kernels written by hand, NumPy and PyTorch, on one core: the same work, turn by turn.
 
-A row's own equation is taken where it is one of a plain row, without an activation; of two the text here says the same without what a
-plain row has not: operands that lie otherwise, running statistics.
+A row's own equation is used if it is one of a plain row, without an activation.  For two rows the text here gives the same
+without what plain rows lack: operands in other layouts, running statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.operators import place, torch_functions
 from calcvm.equations.declared import DECLARED
 from calcvm.equations.plain import Plain
 from calcvm.errors import CalcError
-from calcvm.kernels_cpu import _plain
+from calcvm.kernels_cpu import _plain_loops
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.kernels_cpu.plain import add
 from calcvm.ops import OPS
@@ -33,8 +33,8 @@ from tests.rowrun import Case, _row_runs, words_of
 
 DTYPE = "float32"
 TURNS, QUICK_TURNS, SECONDS, QUICK_SECONDS = 15, 2, 0.002, 0.0002
-TOLERANCE = 1e-4  # of the largest element
-NEAR = 1.25  # times as long as the kernel written by hand
+TOLERANCE = 1e-4  # relative to the largest element
+NEAR = 1.25  # times the time of the kernel written by hand
 HEADER = ("row", "shape", "by hand us", "plain us", "plain/by hand", "by turns", "NumPy us", "PyTorch us")
 IMAGES, SMALL = (8, 56, 56, 64), (32, 28, 28, 16)
 POOL32: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1, 1, 1)}
@@ -47,12 +47,12 @@ STATS = (
 CUMSUM = "y[o<O,n<N,i<I] = y[o,n - 1,i] + x[o,n,i]"
 _number = count()
 
-Run = Callable[[int], object]  # repeats it so many times
+Run = Callable[[int], object]  # runs it a number of times
 
 
 @dataclass
 class Comparison:
-    """A row of an operator on shapes, and where it has no plain equation, a text with its words."""
+    """A row of an operator on shapes, with a text and its words if it has no plain equation."""
 
     operator: str
     row: str
@@ -108,7 +108,7 @@ class Side:
 
 
 def plain_row(c: Comparison, row: RowSpec) -> RowSpec:
-    """The plain row of a comparison, with its kernel: another at each call."""
+    """The plain row of a comparison, with its kernel; a new one at each call."""
     name = f"plain_{row.name.replace('.', '_')}_{next(_number)}"
     if not c.text:
         add(plain_of(row, name), own=True)
@@ -120,7 +120,7 @@ def plain_row(c: Comparison, row: RowSpec) -> RowSpec:
 
 
 def numpys(c: Comparison, x: list[np.ndarray]) -> Callable[[], object] | None:
-    """The same of NumPy."""
+    """The same in NumPy."""
 
     def softmax() -> np.ndarray:
         e = np.exp(x[0] - x[0].max(-1, keepdims=True))
@@ -141,7 +141,7 @@ def numpys(c: Comparison, x: list[np.ndarray]) -> Callable[[], object] | None:
 
 
 def torchs(c: Comparison, x: list[np.ndarray]) -> Callable[[], object] | None:
-    """The same of PyTorch, images channels last."""
+    """The same in PyTorch, images channels last."""
     import torch
 
     torch.set_num_threads(1)
@@ -174,7 +174,7 @@ def timed(run: Run, n: int) -> float:
 
 
 def seconds(runs: Mapping[str, Run], quick: bool) -> dict[str, list[float]]:
-    """Of each, of a turn after the other; of two turns where one call takes longer than turns do."""
+    """Seconds of each run, in alternating turns; two turns if one call takes longer than a turn should."""
     turns, slow = {}, False
     for who, run in runs.items():
         run(1)
@@ -186,7 +186,7 @@ def seconds(runs: Mapping[str, Run], quick: bool) -> dict[str, list[float]]:
 
 
 def agree(sides: Mapping[str, Side], case: Case, what: str, result: Result) -> None:
-    """Both kernels have run, and have made the same of what both make."""
+    """Check that both kernels have run and agree on the results that both compute."""
     own, plain = (side.operands for side in sides.values())
     for name in sides["plain"].results:
         if name in own:
@@ -216,7 +216,7 @@ def compared(c: Comparison, result: Result, quick: bool) -> dict[str, list[float
 
 # ---------------------------------------------------------------- tables
 def scans(quick: bool) -> Iterator[tuple[str, tuple[int, ...], dict[str, list[float]]]]:
-    """Running sums along both axes: no kernel is written by hand."""
+    """Running sums along both axes, for which there is no kernel written by hand."""
     import torch
 
     plain = Plain("plain_cumsum", CUMSUM, ("O", "N", "I"), ("x", "y"))
@@ -251,7 +251,7 @@ def beside_peers(result: Result, quick: bool) -> None:
 
 
 def every_row(result: Result, quick: bool) -> None:
-    """Every row of the table that can be plain, on the examples of microbenchmarks, or the first."""
+    """Every row of the table that can be plain, on the examples of the microbenchmarks, or else the first."""
     rows: list[list[str]] = []
     ratios: dict[str, float] = {}
     declared = {row.name for d in DECLARED.values() for row in (d.forward, *d.backward)}
@@ -284,11 +284,11 @@ def every_row(result: Result, quick: bool) -> None:
 
 
 def without(name: str, value: Any) -> AbstractContextManager:
-    return patch.object(_plain, name, value)
+    return patch.object(_plain_loops, name, value)
 
 
 def unruly(method: str, answer: Any) -> AbstractContextManager:
-    return patch.object(_plain.Loops, method, lambda *args: answer)
+    return patch.object(_plain_loops.Loops, method, lambda *args: answer)
 
 
 RULES: dict[str, tuple[str, Callable[[], AbstractContextManager], tuple[str, ...]]] = {
@@ -303,7 +303,7 @@ RULES: dict[str, tuple[str, Callable[[], AbstractContextManager], tuple[str, ...
 
 
 def rules(result: Result, quick: bool) -> None:
-    """What each rule of the loops gains: kernels that are made without it beside those with it."""
+    """The gain of each rule of the loops: kernels generated without it beside those with it."""
     rows = []
     for rule, (what, off, called) in [*RULES.items()][:: 4 if quick else 1]:
         for c in comparisons():
@@ -326,7 +326,7 @@ def rules(result: Result, quick: bool) -> None:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when both kernels of every row agree."""
+    """Run the workload; True if both kernels of every row agree."""
     result = Result("plain", "Kernels that follow from equations", quick)
     for part in (beside_peers, rules, every_row):
         part(result, quick)

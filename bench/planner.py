@@ -1,7 +1,7 @@
 """Recomputation within a budget: overhead, its lower bound and proof, beside a reimplementation of Checkmate's program.
 
-All of a network, a batch and a budget have the same statements, bytes and costs, and the same seconds.  Published figures are of
-other graphs, costs and machines, and stand beside as what was printed.  What a step takes more is measured too.
+For a network, batch and budget all solvers get the same statements, bytes, costs and seconds.  Published figures, from
+other graphs, costs and machines, are quoted beside.  The measured overhead of a step is also given.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench.checkmate import compared
 from bench.harness import Result, say
 from bench.memory import network
 
-STEPS = 3  # timed, beside one before
-# network, batch, seconds, (what the budget is of, how much), figure published for it
+STEPS = 3  # timed, after one for warm-up
+# network, batch, seconds, (basis of the budget, share), published figure
 Case = tuple[str, int, float, tuple[str, float], str]
 CASES: list[Case] = [
     ("resnet18", 8, 10, ("peak", 0.75), "Checkmate 70 %: +2.3 in 367 s"),
@@ -63,16 +63,16 @@ GATES = {
 
 
 def problem_of(graph: Any, batch: int, memory: int) -> Any:
-    """The statements of the training path in numbers, as `cv.plan` has them where it must recompute."""
+    """The statements of the training path as numbers, as `cv.plan` has them if it must recompute."""
     from functools import partial
 
     from calcvm.lowering import lower
-    from calcvm.planner.cost import seconds
+    from calcvm.planner.costs.reckoned import seconds
     from calcvm.planner.layout import lay_out
     from calcvm.planner.lifetimes import Machine
     from calcvm.planner.merge import merge_rows
     from calcvm.planner.order import improve
-    from calcvm.planner.recompute import _costed, _problem, _sizes
+    from calcvm.planner.recomputation.program import _costed, _problem, _sizes
     from calcvm.planner.workspace import with_least
 
     machine = Machine(4, 1, False)
@@ -102,7 +102,7 @@ def step_seconds(graph: Any, plan: Any, channels: int, size: int) -> float:
 
 
 def budget(share: tuple[str, float], whole: Any, floor: int) -> int:
-    """Bytes: a part of the peak, or of what saving all takes, or the floor and a part of the peak."""
+    """Bytes: a share of the peak or of save-all, or the floor plus a share of the peak."""
     of, part = share
     if of == "save all":
         return int(part * whole.save_all_bytes)
@@ -144,7 +144,7 @@ def case(result: Result, spec: Case, measure: bool, **reduced: int) -> tuple[lis
         what = f"resnet50, batch {batch}, 80 % of peak: overhead, {plan.solver_seconds:.0f} s"
         result.target("G2", what, 100 * plan.overhead, 0.3, "%", at_most=True)
     row = [*head, *numbers, plan.solver, f"{cpu:.0f}", took, published]
-    say(" | ".join(row))  # it takes a while until the table is printed
+    say(" | ".join(row))  # because the table is printed much later
     if share[0] == "save all":  # XEngine's budgets
         return row, None
     problem = problem_of(graph, batch, memory)[0]
@@ -161,7 +161,7 @@ def case(result: Result, spec: Case, measure: bool, **reduced: int) -> tuple[lis
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when Checkmate's program is never better."""
+    """Run the workload; True if Checkmate's program is never better."""
     result = Result("planner", "Recomputation within a budget", quick)
     reduced = {"width": 4, "size": 32} if quick else {}
     found = [case(result, spec, not quick, **reduced) for spec in (QUICK_CASES if quick else CASES)]

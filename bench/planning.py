@@ -1,7 +1,7 @@
-"""What planning takes: seconds of `cv.plan`, and of `cv.compile` of its plan, by the depth of a chain.
+"""The time of planning: seconds of `cv.plan`, and of `cv.compile` with its plan, by the depth of a chain.
 
-Each in a fresh process, of which the best of a few counts; kernels are in the cache, and none is compiled.  A chain is layers of 8 units
-with tanh behind each.  Within a budget it makes values again.
+Each measurement is a fresh process, and the best of a few counts.  Kernels are in the cache, so none is compiled.  A chain
+is layers of 8 units, each followed by tanh.  Within a budget it recomputes values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bench.harness import Process, Result, answers, number
 
 LAYERS = (100, 200, 400, 800, 1600)
 IN_BUDGET = (50, 100, 200, 300)
-BUDGET = 0.8  # of the memory that it has without
+BUDGET = 0.8  # share of its memory without a budget
 REPEATS = 3
-# seconds of both at commit e73e458, by `planned` with its sources: the better of two runs (one: 1600; 50 and 100 in a budget), which
-# differed by up to 2.8 times although others stood still
+# seconds of both at commit e73e458, by `planned` with its sources: the better of two runs (one for 1600, and for 50 and 100 in a
+# budget), which differed by up to 2.8 times although the machine was idle
 BEFORE = {
     (100, 1.0): 0.447, (200, 1.0): 1.16, (400, 1.0): 3.68, (800, 1.0): 12.8, (1600, 1.0): 65.8,
     (50, BUDGET): 1.82, (100, BUDGET): 3.18, (200, BUDGET): 6.17, (300, BUDGET): 16.8,
@@ -44,7 +44,7 @@ def planned(layers: int, share: float) -> dict[str, float]:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every check held."""
+    """Run the workload; True if every check held."""
     result = Result("planning", "Planning", quick)
     for share, depths in ((1.0, (10, 20) if quick else LAYERS), (BUDGET, (10, 20) if quick else IN_BUDGET)):
         rows, before = [], {}

@@ -1,7 +1,7 @@
 """Write ``bench/RESULTS.md`` from the stored results: ``python -m bench.report``.
 
-The one way numbers get there: none is typed.  Workloads are measured on different machines and days; the section of one
-without a stored result here is kept as it is.
+All numbers there come from this program.  Workloads are measured on different machines and days.  The section of a
+workload without a stored result here is kept as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.gpu import NOT_MEASURED
 from bench.harness import RESULTS, ROOT, TARGET_HEADER, format_table, number, say, target_rows
 
 OUTPUT = ROOT / "bench" / "RESULTS.md"
-GPU = "On a GPU"  # where titles of what ran there begin
+GPU = "On a GPU"  # prefix of the titles of GPU workloads
 INTRODUCTION = """# Measured results
 
 Written by `python -m bench.report` from the last runs of the commands below; do not edit.
@@ -26,7 +26,7 @@ peak and copy bandwidth allow over the time taken.
 
 
 def main() -> None:
-    """Write the report: of every workload that has a stored result, and of the others what it says already."""
+    """Write the report.  Workloads without a stored result keep their old section."""
     stored = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     old_targets, sections = written(OUTPUT.read_text() if OUTPUT.exists() else "")
     if not stored and not sections:
@@ -69,7 +69,7 @@ def section(data: dict[str, Any]) -> str:
 
 
 def written(report: str) -> tuple[list[list[str]], dict[str, str]]:
-    """Rows of the target table, and the sections by title, of a report that `main` wrote."""
+    """Rows of the target table, and the sections by title, of an earlier report."""
     sections = {}
     for part in report.split("\n## ")[1:]:
         title, _, text = part.partition("\n")

@@ -1,7 +1,7 @@
-"""Stores: what keeping 500 small models in files takes of a training, and what other processes read meanwhile.
+"""Stores: the time that keeping 500 small models in files adds to training, and what other processes read meanwhile.
 
-A fleet trains 500 models for 20 epochs with its store in memory, in files after every epoch, every fifth, and at the end.
-Beside it versions of several sizes are written one by one, to files and to SQLite in WAL mode, of which each holds the last two.
+A fleet trains 500 models for 20 epochs with its store in memory, and in files after every epoch, every fifth, and at the
+end.  Versions of several sizes are also written one by one, to files and to SQLite in WAL mode.  Each keeps the last two.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def kept(durable: bool, checkpoint: int | str, models: int) -> float:
 
 
 class Sqlite:
-    """The peer: a table with two versions of each model, one transaction a version."""
+    """The peer: a table with two versions of each model, and one transaction per version."""
 
     def __init__(self, folder: str, durable: bool):
         self.base = sqlite3.connect(f"{folder}/models.db", isolation_level=None)
@@ -78,7 +78,7 @@ class Sqlite:
 
 
 def writing(open_store: Callable[[str], Any], nbytes: int, versions: int) -> float:
-    """Seconds of CPU a version, of a model that is there in two."""
+    """Seconds of CPU per version, for a model of which two are kept."""
     image = memoryview(np.random.default_rng(0).bytes(nbytes))
     facts = {"program": "a" * 64, "seed": 3, "rounds": 5}
     with tempfile.TemporaryDirectory() as folder, closing(open_store(folder)) as store:
@@ -92,7 +92,7 @@ def writing(open_store: Callable[[str], Any], nbytes: int, versions: int) -> flo
 
 # ---------------------------------------------------------------- readers
 def read(folder: str, seconds: float) -> dict[str, Any]:
-    """Read models at random while another process writes them; run in a separate process."""
+    """Read models at random while another process writes them; this runs in a separate process."""
     import calcvm as cv
 
     rng, store = np.random.default_rng(0), cv.FileStore(folder, read_only=True)
@@ -138,7 +138,7 @@ def readers(result: Result, seconds: float) -> None:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every check held."""
+    """Run the workload; True if every check held."""
     import calcvm as cv
 
     result = Result("stores", "Stores of models", quick)
@@ -148,7 +148,7 @@ def main(quick: bool = False) -> bool:
         for checkpoint in CHECKPOINTS:
             when = {1: "every epoch", "end": "at the end"}.get(checkpoint, f"every {checkpoint} epochs")
             ways[f"{when}{', durable' if durable else ''}"] = lambda d=durable, c=checkpoint: kept(d, c, models)  # type: ignore[misc]
-    ways["in memory"]()  # what a first use imports and links
+    ways["in memory"]()  # imports and links on first use
     times = interleave(ways, repeats)
     result.table(
         f"A fleet of {models} models, {EPOCHS} epochs: seconds of CPU of its training",

@@ -1,9 +1,9 @@
-"""P10: what a switch of models costs beside plain copies of the same bytes, and what 10 000 models take.
+"""P10: the cost of a switch of models beside plain copies of the same bytes, and the memory of 10 000 models.
 
 A switch copies the image (parameters, state, moments) of one model out of the heap and that of another in.  It is
-timed as a user's call, `CalcHeap.enter` and `leave` of models that have all changed, in a heap with room for one;
-the yardstick copies as many bytes, by `memmove` through ctypes or NumPy's copy, between the very same blocks or
-between as many others of their size, whichever is fastest: where blocks lie makes a difference of a fifth.
+timed as a user's call, `CalcHeap.enter` and `leave` of models that have all changed, in a heap with room for one.
+The yardstick copies as many bytes, by `memmove` through ctypes or NumPy's copy, between the same blocks or
+between as many others of their size, whichever is fastest, because the location of blocks matters by a fifth.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from bench.harness import (
 KILO, MEGA = 1 << 10, 1 << 20
 SIZES = (10 * KILO, 100 * KILO, MEGA, 4 * MEGA, 16 * MEGA, 64 * MEGA)
 QUICK_SIZES = (10 * KILO,)
-MODELS = (2, 16)  # taken in turns: their images fit into a cache, or do not
+MODELS = (2, 16)  # used in turns: their images fit into a cache, or do not
 IMAGES_BYTES = 512 * MEGA  # of all models together, at most
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.1, 0.02
-BANDWIDTH_TARGET, SMALL_TARGET = 0.9, 2.0  # of memcpy from 1 MB up; us for 10 KB
+BANDWIDTH_TARGET, SMALL_TARGET = 0.9, 2.0  # share of memcpy from 1 MB up; us for 10 KB
 IDENTITY = {"models": 50, "turns": 1100, "switches": 1000}
 MANY = {"models": 10_000, "switches": 100_000, "heap": "64 MiB"}
 QUICK_MANY = {"models": 50, "switches": 200, "heap": "512 KiB"}
-RSS_TARGET, GROWTH_TARGET = 100.0, 4.0  # MiB beyond import and heap; MiB from the first tenth of the switches on
+RSS_TARGET, GROWTH_TARGET = 100.0, 4.0  # MiB beyond import and heap; MiB after the first tenth of the switches
 
 
 def program(image_bytes: int, width: int = 16) -> Any:
@@ -58,7 +58,7 @@ def program(image_bytes: int, width: int = 16) -> Any:
 
 
 def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], Any]:
-    """Seconds of n switches in turn; the heap, whose last model is in it."""
+    """A function for the seconds of n switches in turn, and the heap, which holds the last model."""
     import calcvm as cv
 
     compiled = program(image_bytes)
@@ -74,12 +74,12 @@ def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], A
                 model.record.changed = True  # as if it had been trained
         return time.perf_counter() - started
 
-    run(2 * n_models)  # all of them have been in the store
+    run(2 * n_models)  # so that all of them have been in the store
     return run, heap
 
 
 def copiers(piece: np.ndarray, kept: Sequence[np.ndarray], where: str) -> dict[str, Callable[[int], float]]:
-    """Seconds of n times two copies: one buffer to a kept one, another kept one to the buffer."""
+    """Functions for the seconds of n times two copies: the buffer to a kept one, another kept one to the buffer."""
     in_turn = [(kept[i - 1], kept[i]) for i in range(len(kept))]
 
     def run_memmove(n: int) -> float:
@@ -109,7 +109,7 @@ def per_switch(run: Callable[[int], float], n: int) -> float:
 
 
 def time_switches(result: Result, sizes: Sequence[int], quick: bool) -> None:
-    """The cost of a switch by size and number of models; at least the target's share of a copy's speed."""
+    """The cost of a switch by size and number of models; at least the target's share of the speed of copies."""
     rows = []
     for size in sizes:
         for n_models in MODELS[: 1 if quick else None]:
@@ -156,7 +156,7 @@ def time_switches(result: Result, sizes: Sequence[int], quick: bool) -> None:
 
 
 def identity(result: Result, models: int, turns: int, switches: int) -> None:
-    """Many models of five programs in random order, bit for bit those that never left their heap."""
+    """Check that many models of five programs, switched in random order, have the bits of models that never left their heap."""
     import calcvm as cv
     from tests import switched
 
@@ -175,7 +175,7 @@ def identity(result: Result, models: int, turns: int, switches: int) -> None:
 
 
 def many(models: int, switches: int, heap: str) -> dict[str, Any]:
-    """In a fresh process: train models of a `FileStore` in random order; resident bytes along the way."""
+    """In a fresh process: train models of a `FileStore` in random order; return resident bytes along the way."""
     import calcvm as cv
     from calcvm import nn
     from calcvm.model import build_graph
@@ -186,7 +186,7 @@ def many(models: int, switches: int, heap: str) -> dict[str, Any]:
     )
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((32, 16), dtype=np.float32), rng.integers(0, 4, 32)
-    cv.CalcHeap(compiled.heap_bytes).load(compiled).step(x, y)  # what a first use imports and links is no model's
+    cv.CalcHeap(compiled.heap_bytes).load(compiled).step(x, y)  # first use imports and links: not measured
     imported = memory_bytes("VmRSS")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -221,7 +221,7 @@ def many_in_a_fresh_process(**asked: Any) -> dict[str, Any]:
 
 
 def time_many(result: Result, asked: dict[str, Any]) -> None:
-    """Many models in files under a small heap: the process stays small, however often they are switched."""
+    """Many models in files with a small heap: the process must stay small for any number of switches."""
     reply = many_in_a_fresh_process(**asked)
     beyond = [(r - reply["imported"] - reply["heap"]) / MEGA for r in (*reply["resident"], reply["peak"])]
     growth = (reply["resident"][-1] - reply["resident"][0]) / MEGA
@@ -266,7 +266,7 @@ def time_many(result: Result, asked: dict[str, Any]) -> None:
 
 
 def main(quick: bool = False) -> bool:
-    """Run the workload; True when every check held."""
+    """Run the workload; True if every check held."""
     result = Result("switching", "Switching models", quick)
     identity(result, **(IDENTITY if not quick else {"models": 20, "turns": 120, "switches": 100}))
     time_switches(result, QUICK_SIZES if quick else SIZES, quick)

@@ -1,8 +1,8 @@
 """Microbenchmarks of every operator's rows, from the operator table: ``pytest bench/test_micro.py``.
 
-The cases are the table's examples with ``bench=True``, and for an operator without one its first example.  A row
-runs as the VM runs it: called through its native address from compiled code, on one worker.  FLOPs and bytes of a
-row, as its spec counts them, are in the columns ``extra_info`` of ``--benchmark-json``.
+The cases are the table's examples with ``bench=True``, or an operator's first example if it has none.  A row runs
+as in the VM: called through its native address from compiled code, on one worker.  The FLOPs and bytes that a row's
+spec declares are in the columns ``extra_info`` of ``--benchmark-json``.
 """
 
 from __future__ import annotations

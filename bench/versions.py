@@ -1,8 +1,8 @@
 """This tree beside another version of itself: ``python -m bench.versions TREE [--part steps,calls,products,fleet,networks]``.
 
-Both run the same script in processes of their own, by turns, and the other tree a second time as a third contestant:
-how far its two differ is what the machine's noise is.  Of each process the fastest turn counts, of a tree the mean of its
-processes.  Only the public API is used, so that versions can differ inside.
+Both run the same script in separate processes, by turns.  The other tree also runs as a third contestant, and the
+difference of its two results is the noise of the machine.  A process counts by its fastest turn, a tree by the mean of its
+processes.  Only the public API is used, so versions can differ inside.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bench.harness import ROOT, Process, answers, format_table, geomean, interle
 PROCESSES, TURNS = (
     6,
     5,
-)  # where pages lie in memory is drawn anew with each process: a step that lives in the cache knows it
+)  # each process places its pages in memory differently, which affects steps that live in the cache
 TURN_SECONDS = 0.1
 TINY, DIGITS = [4, 16, 3], [784, 64, 64, 10]
 SHAPES = [(1, 16, 4), (32, 16, 4), (1, 64, 784), (32, 64, 784), (16, 64, 64), (784, 64, 32), (129, 127, 131),
           (256, 64, 784), (1, 1000, 512), (31, 33, 37), (512, 512, 512), (10000, 64, 784)]  # fmt: skip
 PARTS = ("steps", "calls", "products", "fleet", "networks")
 
-Case = Callable[[int], object]  # runs the case so many times
+Case = Callable[[int], object]  # runs the case a number of times
 
 
 # ---------------------------------------------------------------- in a process of one version
@@ -49,7 +49,7 @@ def model(sizes: list[int], batch: int, workers: int) -> Any:
 
 
 def steps() -> dict[str, Case]:
-    """P1, P2, P3: steps on data that lie in the heap."""
+    """P1, P2, P3: steps on data in the heap."""
     cases = {}
     for sizes, batches in ((TINY, (1, 32)), (DIGITS, (1, 32, 256, 10_000))):
         for batch in batches:
@@ -65,11 +65,11 @@ def repeat(call: Callable[[], object], n: int) -> None:
 
 
 def calls() -> dict[str, Case]:
-    """What a call costs from Python: one sample, one worker."""
+    """The time of a call from Python: one sample, one worker."""
     cases: dict[str, Case] = {}
     for sizes in (TINY, DIGITS):
         for call in ("run_steps(1)", "step(x, y)", "predict(x)"):
-            made, x, y = model(sizes, 1, 1)  # a prediction takes the place of what the heap holds
+            made, x, y = model(sizes, 1, 1)  # a prediction overwrites data in the heap
             method, given = call.split("(")
             arguments = {"1)": (1,), "x, y)": (x, y), "x)": (x,)}[given]
             cases[f"call {call} {'-'.join(map(str, sizes))}"] = partial(
@@ -117,7 +117,7 @@ def fleet() -> dict[str, Case]:
 
 
 def networks() -> dict[str, Case]:
-    """P6, P7, P17: steps and predictions of networks of images, and what it takes to build and compile them."""
+    """P6, P7, P17: steps and predictions of networks for images, and the time to build and compile them."""
     import calcvm as cv
 
     sizes: dict[str, Any] = {
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--part", default=",".join(PARTS))
     options = parser.parse_args()
     trees = {"this": ROOT, "other": options.tree.resolve(), "other again": options.tree.resolve()}
-    times: dict[str, dict[str, list[list[float]]]] = {}  # of each case and tree, turns by process
+    times: dict[str, dict[str, list[list[float]]]] = {}  # by case and tree: turns by process
     for _ in range(PROCESSES):
         running = {}
         for name, tree in trees.items():

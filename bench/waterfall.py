@@ -1,13 +1,14 @@
-"""What each part of the planner saves of a training step's memory: a MobileNetV2 of one image, from all values side by side down.
+"""How much memory each part of the planner saves in a training step of a MobileNetV2 on one image, starting from all values apart.
 
-*Save all*: every value in cells of its own, gradients until the end of the step.  *Lifetimes*: values that do not live at one time
-share cells, in the order of lowering.  *In place*: what is made takes the place of what dies, where the table allows it.  *Order*:
-statements as the planner orders them, each large parameter updated as soon as its gradient is final.  *Least scratch*: rows get no
-more than they need.  *Again*: values made again, a tenth above what a single statement needs.  *Pages*: the least budget, to 2 %, that
-is met with a file.  All are SGD's float32 bytes as planned, heaps of one worker; seconds are those of a step, the least of several.
+*Save all*: every value has separate memory, gradients until the end of the step.  *Lifetimes*: values that do not live at one
+time share memory, in the order of lowering.  *In place*: a result overwrites a dying operand if the table allows it.  *Order*:
+statements in the planner's order, with each large parameter updated as soon as its gradient is final.  *Least scratch*: rows
+get no more than they need.  *Recomputed*: values are recomputed, a tenth above what a single statement needs.  *Pages*: the
+least budget, to 2 %, that is met with a file.  All are SGD's float32 bytes as planned, for heaps of one worker.  Seconds are
+those of a step, the least of several.
 
 PyTorch's and TinyEngine's figures are as published (Lin et al. 2022, On-device training under 256KB memory: 303 MB and 5.7 MB in
-float32, at batch 1): their network is narrower (width 0.35) and its images are of 128, and TinyEngine updates a part of the parameters.
+float32, at batch 1).  Their network is narrower (width 0.35) with images of 128, and TinyEngine updates a part of the parameters.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ CASES: list[tuple[str, dict[str, int]]] = [
 QUICK_CASES = [("mobilenet_v2, width 0.25, 32 x 32", {"width": 8, "size": 32})]
 HEADER = ["a training step of one image", "bytes", "of save all", "ms"]
 STEPS = 5
-NEAR = 1.02  # the least budget is found to this
+NEAR = 1.02  # relative accuracy of the least budget
 
 
 def stages(reduced: Mapping[str, int]) -> tuple[Any, dict[str, tuple[int, Any]]]:
-    """The graph; by what is done bytes, and a plan that does it, where it is one of `cv.plan`."""
+    """The graph; and by stage its bytes, and a plan if `cv.plan` has one for it."""
     import calcvm as cv
 
     net, channels, size, loss = network("mobilenet_v2", **reduced)
@@ -52,10 +53,10 @@ def stages(reduced: Mapping[str, int]) -> tuple[Any, dict[str, tuple[int, Any]]]
     except cv.PlanError as refused:
         floor = refused.needed or 0
     budget = int(1.1 * floor)
-    while "made again" not in out:
+    while "recomputed" not in out:
         try:
             again = cv.plan(graph, memory=budget, **how)
-            out["made again"] = again.heap_bytes, again
+            out["recomputed"] = again.heap_bytes, again
         except cv.PlanError as refused:
             budget = int(1.01 * (refused.needed or budget))
     low, high, best = 0, again.heap_bytes, again
@@ -73,7 +74,7 @@ def stages(reduced: Mapping[str, int]) -> tuple[Any, dict[str, tuple[int, Any]]]
 
 
 def lowered_bytes(graph: Any, *, in_place: bool) -> int:
-    """Of the heap in the order of lowering, with updates at the end, packed."""
+    """Bytes of the heap in the order of lowering, with updates at the end, packed."""
     from calcvm.lowering import lower
     from calcvm.planner import EFFORT
     from calcvm.planner.layout import lay_out
@@ -90,7 +91,7 @@ def lowered_bytes(graph: Any, *, in_place: bool) -> int:
 
 
 def seconds(plan: Any, graph: Any) -> float:
-    """Of a step, the least of several."""
+    """Seconds of a step, the least of several."""
     import calcvm as cv
 
     x = np.zeros([n.at(1) for n in graph.variables["input"].shape], np.float32)

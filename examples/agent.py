@@ -1,8 +1,8 @@
 """An agent learns to balance a pole, one decision at a time: proximal policy optimization, in plain Python around calcvm.
 
-The environment is CartPole (Barto, Sutton and Anderson 1983, with gymnasium's numbers), its physics are written below; with
-``--gymnasium`` it is gymnasium's own.  Learning ends at a mean return of 475 over 100 episodes.  Then the same program learns
-with PyTorch from the same weights (if it is installed), for the same number of decisions, and the times are compared.
+The environment is CartPole (Barto, Sutton and Anderson 1983, with gymnasium's numbers), implemented below; with
+``--gymnasium`` it is gymnasium's.  Learning ends at a mean return of 475 over 100 episodes.  Then, if PyTorch is installed,
+the same program learns with it from the same weights, for the same number of decisions, and the times are compared.
 
     python examples/agent.py [--seed N] [--gymnasium] [--quick]
 """
@@ -22,15 +22,15 @@ import numpy as np
 import calcvm as cv
 from calcvm import nn
 
-ROLLOUT, EPOCHS, BATCH = 512, 4, 64  # decisions between updates, passes over them, decisions of a step
-RATE, DECISIONS = 1e-3, 200_000  # at first; at most
+ROLLOUT, EPOCHS, BATCH = 512, 4, 64  # decisions between updates, passes over them, decisions per step
+RATE, DECISIONS = 1e-3, 200_000  # initial rate; most decisions
 GAMMA, LAMBDA, CLIP, REWARD = 0.99, 0.95, 0.2, 0.01
 SOLVED, LONGEST = 475, 500
 HIDDEN = 32
 
 
 class CartPole:
-    """A pole on a cart that is pushed to the left (0) or right (1); an episode ends when it falls, or after 500 pushes."""
+    """A pole on a cart that is pushed to the left (0) or right (1).  An episode ends when it falls, or after 500 pushes."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -51,7 +51,7 @@ class CartPole:
 
 
 class Gymnasium:
-    """gymnasium's CartPole, called as ours is."""
+    """gymnasium's CartPole, with the interface of `CartPole`."""
 
     def __init__(self, seed: int):
         import gymnasium
@@ -60,7 +60,7 @@ class Gymnasium:
 
     def reset(self) -> Any:
         state, _ = self.env.reset(seed=self.seed)
-        self.seed = None  # type: ignore[assignment]  # only once
+        self.seed = None  # type: ignore[assignment]  # only the first reset has a seed
         return state
 
     def step(self, action: int) -> tuple[Any, bool]:
@@ -68,9 +68,9 @@ class Gymnasium:
         return state, fallen
 
 
-# ---------------------------------------------------------------- the agent's network, by two libraries
+# ---------------------------------------------------------------- the agent's network, in two libraries
 class Net(Protocol):
-    """What an agent needs of a library: two scores and a value of a state; a step on a batch."""
+    """What an agent needs from a library: two scores and a value for a state, and a training step on a batch."""
 
     def predict(self, state: np.ndarray) -> np.ndarray: ...
     def step(self, *batch: np.ndarray) -> float: ...
@@ -112,7 +112,7 @@ class Ours:
 
 
 def scaled(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Small last weights: at first both pushes are as probable."""
+    """Scale the last weights down, so that both pushes are equally probable at first."""
     weights["linear_3.weight"] *= 0.01
     return weights
 
@@ -157,7 +157,7 @@ class Theirs:
 
 # ---------------------------------------------------------------- learning
 def learn(net: Net, env: Any, seed: int, decisions: int, solved: float, told: bool) -> tuple[int, float, float, float]:
-    """Decisions made, the mean return of the last 100 episodes, seconds, and of them those of updates."""
+    """Learn; return the decisions made, the mean return of the last 100 episodes, seconds, and the part spent in updates."""
     draw, shuffled = random.Random(seed).random, np.random.default_rng(seed)
     states, one = np.zeros((ROLLOUT, 4), "float32"), np.zeros((1, 4), "float32")
     actions, before = np.zeros(ROLLOUT, "int64"), np.zeros(ROLLOUT, "float32")
@@ -177,7 +177,7 @@ def learn(net: Net, env: Any, seed: int, decisions: int, solved: float, told: bo
             pushes += 1
             ends[k], rewards[k] = fallen or pushes == LONGEST, REWARD
             if ends[k]:
-                if not fallen:  # the time was over, not the balance: what would have followed counts
+                if not fallen:  # the time ran out, not the balance: the value of later states counts
                     rewards[k] += GAMMA * float(predict(one)[0, 2])
                 last.append(pushes)
                 pushes = 0

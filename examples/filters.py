@@ -1,4 +1,4 @@
-"""The twenty filters of a trained LeNet's first layer, and what each makes of a scan.
+"""Show the twenty filters in the first layer of a trained LeNet, and their results on a scan.
 
 Needs ``pip install "calcvm[demo]"``.
 

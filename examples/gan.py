@@ -1,8 +1,7 @@
-"""A generative adversarial network draws digits: two networks in one graph, each path trains its own.
+"""A generative adversarial network draws digits: two networks in one graph, and each path trains one of them.
 
-The critic learns to tell scanned digits from drawn ones, the generator to draw such that it cannot.  Needs
-``pip install "calcvm[demo]"``.  A classifier that has only seen scanned digits then says what it takes the drawn ones for;
-some are in out/gan.png.
+The critic learns to tell scanned digits from drawn ones; the generator learns to fool it.  At the end a classifier that has
+only seen scanned digits classifies the drawn ones, some of which are in out/gan.png.  Needs ``pip install "calcvm[demo]"``.
 
     python examples/gan.py [--epochs N] [--quick]
 """
@@ -23,7 +22,7 @@ NOISE, BATCH = 16, 64
 
 
 def build() -> cv.CalcGraph:
-    """Paths critic and generator, which train their own parameters, and draw."""
+    """The paths critic and generator, which train their own parameters, and draw."""
     critic = (
         nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Dropout(0.3) >> nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(1)
     )
@@ -58,7 +57,7 @@ def picture(images: np.ndarray, path: Path) -> None:
 
 
 def judge(model: cv.Resident, X: np.ndarray, y: np.ndarray, rng: np.random.Generator, path: Path) -> None:
-    """Say what a classifier takes drawn digits for, and draw some into a picture."""
+    """Print how a classifier judges drawn digits, and write some of them into a picture."""
     images = []
     for _ in range(1024 // BATCH):
         model["noise"] = rng.standard_normal((BATCH, NOISE), "float32")

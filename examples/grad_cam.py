@@ -1,4 +1,4 @@
-"""What in a scan speaks for a digit, and what for the next likely one?  Grad-CAM (Selvaraju et al. 2017), as a path.
+"""Which part of a scan is evidence for a digit, and which for the next likely one?  Grad-CAM (Selvaraju et al. 2017), as a path.
 
 Needs ``pip install "calcvm[demo]"``.
 
@@ -29,7 +29,7 @@ def main() -> None:
     scores = model.predict(X)
     ranked = np.argsort(-scores, axis=1)
     first, second = np.take_along_axis(scores, ranked[:, :2], axis=1).T
-    doubt = np.where(ranked[:, 0] == y, second - first, -np.inf)  # of right answers: the larger, the less sure
+    doubt = np.where(ranked[:, 0] == y, second - first, -np.inf)  # of right answers: larger is less sure
     chosen = [int(np.argmax(np.where(y == digit, doubt, -np.inf))) for digit in range(10)]
     found = []
     for classes in ranked[chosen, :2].T:

@@ -1,8 +1,8 @@
-"""A network solves the heat equation: its loss is made of the network's own derivatives.
+"""A network solves the heat equation: its loss contains the network's own derivatives.
 
 u(x, t) is the temperature of a rod that is held at 0 at both ends and begins as sin(pi x).  A physics-informed network is
-trained until du/dt = K d2u/dx2 holds at points that are drawn anew in each step, beside what is known at the ends and at the
-beginning.  `cv.gradient` makes the derivatives; the optimizer needs gradients of these, which are third derivatives.  The exact
+trained until du/dt = K d2u/dx2 holds at points redrawn in each step, together with the known values at the ends and at the
+beginning.  `cv.gradient` builds the derivatives; the optimizer needs gradients of these, which are third derivatives.  The exact
 solution is exp(-K pi^2 t) sin(pi x).  Needs ``pip install "calcvm[demo]"`` for the picture, out/heat.png.
 
     python examples/heat.py [--steps N] [--quick]
@@ -22,11 +22,11 @@ import calcvm as cv
 from calcvm import nn
 
 K = 0.1
-INSIDE, EDGE = 256, 64  # points of a step
+INSIDE, EDGE = 256, 64  # points per step
 
 
 def build(steps: int) -> cv.CalcGraph:
-    """Paths learn and look: the network at points inside and at the edge, and anywhere."""
+    """The paths learn, with the network at points inside and at the edge, and look, with the network anywhere."""
     net = nn.Linear(32) >> nn.Tanh() >> nn.Linear(32) >> nn.Tanh() >> nn.Linear(32) >> nn.Tanh() >> nn.Linear(1)
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 1)), g.placeholder("t", (None, 1))
@@ -55,7 +55,7 @@ def edges(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def picture(grid: np.ndarray, u: np.ndarray, exact: np.ndarray, path: Path) -> None:
-    """Draw the solution over x and t, and rods at five times beside the exact ones."""
+    """Draw the solution over x and t, and the rod at five times beside the exact solution."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""LeNet, trained on scikit-learn's digits: what the examples filters, saliency and grad_cam look into."""
+"""LeNet, trained on scikit-learn's digits, for the examples filters, saliency and grad_cam."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build() -> tuple[cv.CalcGraph, cv.Variable, nn.Layer]:
 
 
 def train(g: cv.CalcGraph, quick: bool) -> tuple[cv.Model, np.ndarray, np.ndarray]:
-    """The model, and scans and labels that it has not seen."""
+    """Train; return the model, and held-out scans and labels."""
     X, y = digits()
     X_train, y_train, X_test, y_test = train_test_split(X.reshape(-1, 1, 8, 8), y, 0.2)
     model = cv.Model(g, batch_size=BATCH, seed=0)

@@ -1,6 +1,6 @@
 """Neural architecture search: how deep, how wide, which activation?  On 1797 scanned digits, in less than a minute.
 
-Needs ``pip install "calcvm[demo,explore]"``.  Prints the best architectures and what the five best reach together on
+Needs ``pip install "calcvm[demo,explore]"``.  Prints the best architectures, and the accuracy of the five best together on
 digits that the search has never seen; draws the search into out/nas.png.
 
     python examples/nas.py [--trials N] [--quick]
@@ -25,7 +25,7 @@ SPACE = {
 
 
 def build(trial: cv.Trial) -> cv.CalcGraph:
-    """The network of a trial.  The learning rate costs no program of its own: it is a value in the heap."""
+    """The network of a trial.  Another learning rate needs no other program, because it is a value in the heap."""
     net = nn.Sequential(nn.Scale(1 / 16))  # raw pixels are 0 to 16
     for _ in range(trial["depth"]):
         net = net >> nn.Linear(trial["width"]) >> ACTIVATIONS[trial["activation"]]()
@@ -48,7 +48,7 @@ def main() -> None:
         build,
         SPACE,
         data=(X, y),
-        validation=0.25,  # what the search judges by; the test digits are for the end
+        validation=0.25,  # for the search; the test digits are for the end
         n_trials=trials,
         rounds=rounds,
         metric="val_accuracy",

@@ -1,7 +1,7 @@
-"""1000 sensors, a model each, learning from one sample at a time: each forecasts its sensor's next value, then learns it.
+"""1000 sensors, one model each, learning online: each forecasts its sensor's next value, then learns it.
 
-Sensors swing in rhythms of their own, and half-way all of them change: the models follow.  They lie in one heap, whose size
-is known beforehand, and are kept in a folder: run it again and they go on.
+Every sensor has a different rhythm, and half-way all of them change: the models adapt.  They share one heap, whose size is
+known beforehand, and are kept in a folder.  Run the program again, and they continue.
 
     python examples/online.py [--sensors N] [--samples N] [--quick]
 """
@@ -17,12 +17,12 @@ import numpy as np
 import calcvm as cv
 from calcvm import nn
 
-PAST = 8  # values that a forecast is made from
+PAST = 8  # values that a forecast reads
 NOISE = 0.05
 
 
 def swings(sensors: int, samples: int, seed: int) -> np.ndarray:
-    """What sensors show, (samples + PAST, sensors): two waves each, other ones from the middle on."""
+    """The sensors' values, (samples + PAST, sensors): two waves each, with other frequencies from the middle on."""
     rng = np.random.default_rng(seed)
     t = np.arange(samples + PAST)[:, None]
     halves = []
@@ -56,7 +56,7 @@ def main() -> None:
         errors = np.zeros((samples, sensors), "float32")
         seconds = -time.perf_counter()
         for t in range(samples):
-            past = np.ascontiguousarray(shown[t : t + PAST].T)[:, None]  # (sensors, 1, PAST): a batch of one for each
+            past = np.ascontiguousarray(shown[t : t + PAST].T)[:, None]  # (sensors, 1, PAST): a batch of one per sensor
             truth = shown[t + PAST][:, None, None]
             for k, model in enumerate(models):
                 errors[t, k] = model.predict(past[k])[0, 0] - truth[k, 0, 0]
@@ -66,7 +66,7 @@ def main() -> None:
     print(f"{len(known)} models found in {args.store}, {sensors - len(known)} made")
     print(f"{samples * sensors:,} forecasts and steps in {seconds:.1f} s: {1e6 * each:.2f} us for both")
 
-    still = shown[PAST - 1 : -1] - shown[PAST:]  # who forecasts the value before
+    still = shown[PAST - 1 : -1] - shown[PAST:]  # error of forecasting the value before
     middle, window = samples // 2, samples // 10
     for what, start in (
         ("at first", 0), ("before the change", middle - window), ("after it", middle), ("at last", samples - window),

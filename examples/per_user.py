@@ -1,7 +1,7 @@
-"""2000 people, 2000 models: one small recommender for each, trained at once in a heap of 64 MiB, kept in a folder.
+"""2000 people, 2000 models: a small recommender for each person, trained at once in a heap of 64 MiB and kept in a folder.
 
-Each person rates films by a taste of his own.  One network for all of them learns the average taste; a network for
-each learns his.  Run it again and every model goes on where it stopped, also after a kill in the middle.
+Each person rates films by an individual taste.  One network for all learns the average taste; one network per person
+learns theirs.  Run the program again and every model continues where it stopped, even after a kill.
 
     python examples/per_user.py [--users N] [--quick]
 """
@@ -17,12 +17,12 @@ import numpy as np
 import calcvm as cv
 from calcvm import nn
 
-TRAITS, RATINGS, HELD_OUT = 16, 160, 40  # of a film; by a person; of those, to judge by
+TRAITS, RATINGS, HELD_OUT = 16, 160, 40  # per film; per person; of those, for validation
 BATCH = 20
 
 
 def ratings(users: int) -> tuple[np.ndarray, np.ndarray]:
-    """Made-up ratings: films (users * RATINGS, TRAITS) and how each was liked, one person after the other."""
+    """Made-up ratings: films (users * RATINGS, TRAITS) and their ratings, one person after the other."""
     rng = np.random.default_rng(0)
     films = rng.standard_normal((users, RATINGS, TRAITS))
     common, own = rng.standard_normal(TRAITS), rng.standard_normal((users, TRAITS))
@@ -57,12 +57,12 @@ def main() -> None:
         first = user * RATINGS
         fleet.add(
             f"user-{user}" if f"user-{user}" in known else program,
-            data=(films, liked),  # shared: each model reads its own range
+            data=(films, liked),  # shared: each model reads a range of it
             samples=slice(first, first + RATINGS - HELD_OUT),
             validation=slice(first + RATINGS - HELD_OUT, first + RATINGS),
             seed=user,
             name=f"user-{user}",
-            patience=3,  # a model stops when its own held-out ratings say so
+            patience=3,  # each model stops by its own held-out ratings
         )
     before, added = sum(h.epochs_done for h in fleet.handles.values()), time.perf_counter()
     results = fleet.fit(epochs, checkpoint=10, progress=not args.quick)

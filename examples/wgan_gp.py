@@ -1,6 +1,6 @@
-"""A Wasserstein GAN with a gradient penalty draws digits: the critic's loss holds the norm of its own gradient.
+"""A Wasserstein GAN with a gradient penalty draws digits: the critic's loss contains the norm of the critic's gradient.
 
-The critic is to be 1-Lipschitz: where the slope of its score is not 1, between scanned and drawn digits, it is punished.  So its loss
+The critic should be 1-Lipschitz.  Between scanned and drawn digits, a slope of its score other than 1 is penalized.  So its loss
 has a gradient in it (`cv.gradient`), and training needs the gradient of that.  examples/gan.py is the same without a penalty.  Needs
 ``pip install "calcvm[demo]"``; some digits are in out/wgan_gp.png.
 
@@ -26,12 +26,12 @@ PENALTY, CRITICS = 10.0, 3  # weight of the penalty; steps of the critic for one
 
 
 def build() -> cv.CalcGraph:
-    """Paths critic and generator, which train their own parameters, and draw."""
+    """The paths critic and generator, which train their own parameters, and draw."""
     critic = nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(1)
     generator = nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Linear(64) >> nn.Tanh()
     g = cv.CalcGraph()
     real, noise = g.placeholder("real", (None, 64)), g.placeholder("noise", (None, NOISE))
-    share = g.placeholder("share", (None, 1))  # of the scanned digit, in what lies between it and a drawn one
+    share = g.placeholder("share", (None, 1))  # weight of the scanned digit in a mixture with a drawn one
     adam = cv.Adam(2e-4, beta1=0.0, beta2=0.9)
     with g.path("critic", backward=True) as path:
         fake = cv.stop_gradient(generator.build(noise, "generator.", training=True))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from calcvm import kernels_cpu
 from calcvm.kernels_cpu import FAMILIES, _native
-from calcvm.kernels_cpu._aside import compile_ahead
 from calcvm.kernels_cpu._common import DTYPES, KERNELS
+from calcvm.kernels_cpu._compile_workers import compile_ahead
 from calcvm.ops import OPS
 from calcvm.ops.types import FLOAT
 from calcvm.vm.run import entry

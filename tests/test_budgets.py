@@ -12,8 +12,8 @@ import pytest
 import calcvm as cv
 from calcvm.errors import PlanError
 from calcvm.model.files import persistent
-from calcvm.planner import recompute
 from calcvm.planner.lifetimes import LINE
+from calcvm.planner.recomputation import search
 from tests.test_zoo import REDUCED
 
 SIZES = {**REDUCED, "lenet": (4, 32, 1)}  # at 16 one statement of LeNet needs all but 2 % even with pages
@@ -100,7 +100,7 @@ def test_a_network_has_the_same_bits_in_any_memory(
     if not whole:
         if way not in SAMPLE.get((name, workers), ()):
             pytest.skip("takes --whole")
-        monkeypatch.setattr(recompute, "EFFORT", 0)  # schedules that are not cheap are as right
+        monkeypatch.setattr(search, "EFFORT", 0)  # schedules that are not cheap are as right
     graph, _, free = problem(name, workers)
     steps = 20 if whole else 4
     less = []

@@ -50,7 +50,7 @@ def edit(file):
         ("vm/run/job.py", {"loops"}),
         ("ops/spec.py", set()),  # the loops know no instruction
         ("kernels_cpu/_target.py", set(PLACES)),
-        ("kernels_cpu/_aside.py", set()),
+        ("kernels_cpu/_compile_workers.py", set()),
         ("kernels_cpu/__init__.py", set()),
         ("vm/run/team.py", set()),
         ("kernels_cuda/losses.py", set()),

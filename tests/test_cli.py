@@ -150,7 +150,7 @@ def test_plan_prints_the_plan_of_the_graph(tmp_path: Path) -> None:
     printed = calcvm("plan", "20-16-5", "--batch-size", 30, "--picture", tmp_path / "heap.png")
     assert "batch 30" in printed and "linear_1" in printed and "<- peak" in printed and "a step" not in printed
     printed = calcvm("plan", "20-16-5", "--batch-size", 30, "--costs", "measured")
-    assert re.search(r"a step +[\d.e-]+ ms, by the costs of its rows, which are measured", printed)
+    assert re.search(r"a step +[\d.e-]+ ms, from measured costs of its rows", printed)
     assert (tmp_path / "heap.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -168,7 +168,7 @@ def test_plan_of_the_zoo_as_a_page(tmp_path: Path) -> None:
     printed = calcvm("plan", "lenet", "--size", 16, "--batch-size", 8, "--html", page)
     assert "conv2d_1" in printed and "conv2d_1.weight" in page.read_text()
     cap = int(0.8 * int(re.search(r"heap +([\d,]+) bytes", printed)[1].replace(",", "")))
-    assert "--size is of images" in refused("plan", "20-5", "--batch-size", 1, "--size", 16)
+    assert "--size is for images" in refused("plan", "20-5", "--batch-size", 1, "--size", 16)
     assert "at least" in refused("plan", "lenet", "--batch-size", 8, "--size", 16, "--memory", "1 MB")
     assert re.search(r"heap +[\d,]+ bytes", calcvm("plan", "lenet", "--size", 16, "--memory", cap))
 
@@ -189,7 +189,7 @@ def test_plan_keeps_values_in_a_file() -> None:
         for line in ("in a file", "moved")
     )
     assert 0 < kept < moved
-    assert "made again   0 rows of the forward, with what is moved reckoned to take" in printed
+    assert "recomputed   0 rows of the forward, with paging reckoned to take" in printed
     assert "goes with memory" in refused("plan", "20-5", "--batch-size", 1, "--page-bytes", "1 MB")
 
 
@@ -264,7 +264,7 @@ def test_train_on_columns_far_from_zero_and_of_different_sizes(tmp_path: Path) -
         data = table(tmp_path / "t.csv", {"x": x + far, "y": far + 100 * x})
         how = ("--epochs", 60, "--learning-rate", 0.01, "--out", tmp_path / "m.calc")
         printed = calcvm("train", data, "1-8-1", *how)
-        assert ("float64 is taken" in printed) == bool(far)
+        assert ("float64 is used" in printed) == bool(far)
         assert float(re.search(r"error ([\d.]+) on", printed)[1]) < 3
         assert float(re.search(r"rmse ([\d.]+)", calcvm("evaluate", tmp_path / "m.calc", data))[1]) < 3
     model = tmp_path / "two.calc"
@@ -279,9 +279,9 @@ def test_what_a_command_reads_is_not_written_over(tmp_path: Path) -> None:
     model, data = tmp_path / "m.calc", tmp_path / "d.csv"
     table(data, {name: np.arange(5.0) for name in "abcdefy"})
     before = model.read_bytes(), data.read_bytes()
-    assert "would be lost" in refused("train", data, "6-3", "--out", data)
+    assert "would be overwritten" in refused("train", data, "6-3", "--out", data)
     for target in (data, model):
-        assert "would be lost" in refused("predict", model, data, "--out", target)
+        assert "would be overwritten" in refused("predict", model, data, "--out", target)
     assert (model.read_bytes(), data.read_bytes()) == before
 
 
@@ -315,7 +315,7 @@ def test_a_loss_that_is_lost_ends_with_an_error_and_writes_nothing(tmp_path: Pat
     options = ("6-3", "--epochs", 3, "--out", tmp_path / "m.calc")
     message = refused("train", tmp_path / "d.npz", *options, "--learning-rate", 1e300)
     assert re.search(
-        r"the loss of epoch \d is (nan|inf): take a smaller --learning-rate; .*m.calc is not written", message
+        r"the loss of epoch \d is (nan|inf): use a smaller --learning-rate; .*m.calc is not written", message
     )
     samples = dict(np.load(tmp_path / "d.npz"))
     samples["X"][7, 2] = np.nan
@@ -414,7 +414,7 @@ def test_one_output_of_0_and_1_is_a_classifier(tmp_path: Path) -> None:
         (b"y\n1\n", "holds nothing"),
         (b"a,y\n1,setosa\n", "column 'y' has 'setosa' in sample 1: give numbers, of classes 0, 1, 2"),
         (b"a,y\n1,0\n,1\n", "column 'a' has nothing in sample 2"),
-        (b"a,y\n\xff,1\n", "no text in UTF-8"),
+        (b"a,y\n\xff,1\n", "not text in UTF-8"),
         (b'a,y\n"1,1\n', "line 2"),
         (b"a|y\n1|1\n", "no column 'y'"),
         (b"a;y\n1,5;1\n", "column 'a' has '1,5' in sample 1"),

@@ -15,7 +15,8 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import _native
 from calcvm.ops.statement import Statement
-from calcvm.planner.recompute import Problem
+from calcvm.planner.recomputation import program as recomputation
+from calcvm.planner.recomputation.schedule import RecomputationProblem
 from calcvm.vm.run import costs
 from calcvm.vm.run.costs import Costs
 from tests.test_zoo import REDUCED
@@ -249,12 +250,14 @@ def test_where_none_is_found_by_costs_the_reckoned_ones_lead_to_one(
     planned: cv.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g, budget = graph(), int(0.75 * planned.heap_bytes)
-    solve = Problem.solve
+    solve = recomputation.solve
 
-    def blind(self: Problem, known: Any = ()) -> Any:
-        return self.run(()) if not known and all(step.cost in (0, 1) for step in self.steps) else solve(self, known)
+    def blind(problem: RecomputationProblem, known: Any = ()) -> Any:
+        if not known and all(step.cost in (0, 1) for step in problem.steps):
+            return problem.run(())
+        return solve(problem, known)
 
-    monkeypatch.setattr(Problem, "solve", blind)
+    monkeypatch.setattr(recomputation, "solve", blind)
     plan = cv.plan(g, memory=budget, costs=lambda facts: 1.0, **HOW)
     assert plan.again and plan.heap_bytes <= budget
     rows = sum(st.path == "learn" for st in planned.statements)

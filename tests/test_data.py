@@ -147,7 +147,7 @@ def test_cifar10_gives_images_channels_first(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b[:-1], r"data_batch_2\.bin: 12291 bytes are no whole images of 3073 bytes"),
+        (lambda b: b[:-1], r"data_batch_2\.bin: 12291 bytes are not a multiple of an image's 3073 bytes"),
         (lambda b: b"", r"data_batch_2\.bin: 0 bytes"),
         (lambda b: b[:3073] + b"\x0a" + b[3074:], r"data_batch_2\.bin: image 1 has the label 10, expected 0 to 9"),
     ],

@@ -117,7 +117,7 @@ def small_graph():
     [
         ({"device": "cuda", "mode": "warp"}, "mode 'warp' is unknown; take one of grid, graph, fleet"),
         ({"device": "cuda", "precision": "float16"}, "precision 'float16' is unknown; take one of float32, tf32"),
-        ({"device": "cuda", "precision": "tf32", "dtype": "float64"}, "not of dtype 'float64'"),
+        ({"device": "cuda", "precision": "tf32", "dtype": "float64"}, "needs dtype 'float32', not 'float64'"),
         ({"device": "cuda", "mode": "fleet", "workers": 2}, "workers=1"),
         ({"mode": "grid"}, "of device 'cuda'"),
         ({"device": "blas", "precision": "tf32"}, "of device 'cuda'"),

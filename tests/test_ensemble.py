@@ -171,7 +171,7 @@ REFUSED = {
     "inputs": (lambda: cv.Ensemble([make(), make(input_shape=(5,))]), cv.ShapeError, r"model 1: its input is \(B, 5\)"),
     "losses": (lambda: cv.Ensemble([make(), make(loss="mse")]), cv.CalcError, "model 1: .*losses differ"),
     "vote": (lambda: cv.Ensemble([make(loss="mse")], "vote"), cv.CalcError, "no classes"),
-    "proba": (lambda: cv.Ensemble([make(loss="mse")]).predict_proba(blobs()[0]), cv.CalcError, "take predict"),
+    "proba": (lambda: cv.Ensemble([make(loss="mse")]).predict_proba(blobs()[0]), cv.CalcError, "use predict"),
     "labels": (lambda: cv.Ensemble([make()]).evaluate(blobs()[0], blobs()[1] + 1), cv.CalcError, r"in \[0, 3\)"),
     "counts": (lambda: cv.Ensemble([make()]).evaluate(blobs()[0], [0, 1]), cv.ShapeError, "number of samples"),
 }
@@ -262,7 +262,7 @@ def test_snapshots_of_ctrl_c_are_those_of_whole_cycles(monkeypatch):
     [
         ({"cycles": 0}, "cycles must be an integer >= 1, not 0"),
         ({"epochs_per_cycle": 2.5}, "epochs_per_cycle must be an integer >= 1, not 2.5"),
-        ({"learning_rate": 1e38}, "cycle 1 of 5 ended with a loss of nan: take a smaller learning_rate"),
+        ({"learning_rate": 1e38}, "cycle 1 of 5 ended with a loss of nan: use a smaller learning_rate"),
         ({"learning_rate": float("nan")}, "'learning_rate' must be a number >= 0, not nan"),
     ],
 )
@@ -310,7 +310,10 @@ def test_the_mean_of_bools_is_the_share_that_holds(dtype):
 @pytest.mark.parametrize("to", ["int64", "int32", "uint8", "int8"])
 def test_integers_have_no_mean(to, method):
     models = [of_type(lambda y: cv.cast(y, to), k) for k in (0.0, 0.5)]
-    with pytest.raises(cv.CalcError, match=f"model 0: its output 'out' is of {to}, and a mean of integers"):
+    with pytest.raises(
+        cv.CalcError,
+        match=f"model 0: its output 'out' is of {to}, and integers, such as classes, have no meaningful mean",
+    ):
         cv.Ensemble(models, method=method)
 
 

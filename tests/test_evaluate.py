@@ -38,7 +38,7 @@ def test_every_value_is_what_a_model_computes(learn):
 def test_what_follows_from_nothing_given_is_left_out(learn):
     assert [*learn.evaluate({"x": X})] == ["matmul", "add", "y"]
     with pytest.raises(
-        cv.CalcError, match="evaluate: all results of path 'learn' follow from values that are not given: x, t"
+        cv.CalcError, match="evaluate: all results of path 'learn' depend on values that are not given: x, t"
     ):
         learn.evaluate({})
 
@@ -47,7 +47,7 @@ def test_what_is_missing_is_what_the_path_reads(learn):
     g = learn.graph
     with g.path("more") as more:
         cv.exp(g.variables["y"])
-    with pytest.raises(cv.CalcError, match="path 'more' follow from values that are not given: y$"):
+    with pytest.raises(cv.CalcError, match="path 'more' depend on values that are not given: y$"):
         more.evaluate({})
 
 
@@ -77,11 +77,11 @@ def test_values_of_a_model_and_of_steps_before(learn):
 
 def test_what_is_wrong_is_said(learn):
     with pytest.raises(
-        cv.CalcError, match="evaluate: 'q' is no value of path 'learn', which has x, t, W, b, matmul, add, y, mse"
+        cv.CalcError, match="evaluate: path 'learn' has no value 'q'; it has x, t, W, b, matmul, add, y, mse"
     ):
         learn.evaluate({"q": X})
     with pytest.raises(
-        cv.ShapeError, match=r"evaluate: 't' of shape \(4, 3\), \(B, 3\) is wanted, of one batch for all"
+        cv.ShapeError, match=r"evaluate: 't' has shape \(4, 3\), expected \(B, 3\), with one batch for all"
     ):
         learn.evaluate({"x": X, "t": T[:4]})
     with pytest.raises(cv.CalcError, match="evaluate: a mapping of arrays by the names of variables is wanted"):

@@ -13,11 +13,12 @@ import pytest
 
 import calcvm as cv
 from bench.planner import problem_of
-from calcvm.planner.recompute import Problem, Run, Step
-from calcvm.planner.stages import News, Stages
+from calcvm.planner.recomputation.schedule import RecomputationProblem, Run, Step
+from calcvm.planner.recomputation.search import mend, solve
+from calcvm.planner.recomputation.stages import SolverChannel, Stages
 
 pytest.importorskip("scipy")
-from calcvm.planner import exact, grouped, grouped_sat  # noqa: E402
+from calcvm.planner.recomputation import bound_groups, bound_groups_sat, highs  # noqa: E402
 from tests.conftest import ENOUGH
 
 ALWAYS = 10**6
@@ -46,14 +47,17 @@ def generated(rng: random.Random) -> tuple[list[Step], list[int], int]:
     return steps, sizes, n
 
 
-def limited(seed: int) -> Problem:
+def limited(seed: int) -> RecomputationProblem:
     rng = random.Random(seed)
     steps, sizes, n = generated(rng)
-    floor, peak = Problem(steps, sizes, n, 0).floor[0], Problem(steps, sizes, n, 0).run(()).peak
-    return Problem(steps, sizes, n, rng.randint(floor, max(floor, peak - 1)))
+    floor, peak = (
+        RecomputationProblem(steps, sizes, n, 0).floor[0],
+        RecomputationProblem(steps, sizes, n, 0).run(()).peak,
+    )
+    return RecomputationProblem(steps, sizes, n, rng.randint(floor, max(floor, peak - 1)))
 
 
-def followed(problem: Problem, chosen: frozenset[tuple[int, int]]) -> dict[str, object]:
+def followed(problem: RecomputationProblem, chosen: frozenset[tuple[int, int]]) -> dict[str, object]:
     """A schedule statement by statement, from its definition."""
     order = [(t, s) for t in range(len(problem.steps)) for s in [*sorted(s for u, s in chosen if u == t), t]]
     found: dict[int, int] = {}  # by value the version that is there
@@ -96,7 +100,7 @@ def test_a_schedule_followed_from_another_is_what_it_is_by_itself(seed: int) -> 
     rng = random.Random(seed)
     steps, sizes, n = generated(rng)
     pages = [Step((), (v,), (), 0, ALWAYS, 1.0) for v in range(n)] if seed % 2 else []
-    problem = Problem(steps, sizes, n, max(sizes), pages, dict.fromkeys(range(n), 1.0), sum(sizes))
+    problem = RecomputationProblem(steps, sizes, n, max(sizes), pages, dict.fromkeys(range(n), 1.0), sum(sizes))
     pairs = [(t, s) for t in range(n, len(steps)) for s in range(-len(pages), n)]
     may = [pair for pair in pairs if problem.allows([pair])]
     run = problem.nothing
@@ -108,12 +112,12 @@ def test_a_schedule_followed_from_another_is_what_it_is_by_itself(seed: int) -> 
         assert run.peak == max(run.live) and run.area == sum(run.live)
 
 
-def searched(problem: Problem) -> Run:
+def searched(problem: RecomputationProblem) -> Run:
     """What the first descent of the search finds: some exceed the limit."""
-    return problem.mend(problem.run(()), lambda found: found[0])
+    return mend(problem, problem.run(()), lambda found: found[0])
 
 
-def cheapest(problem: Problem, most: int = 5) -> Run | None:
+def cheapest(problem: RecomputationProblem, most: int = 5) -> Run | None:
     """Of all schedules of few statements that run again, or are read."""
     n = problem.backward
     some = range(-len(problem.pages), n)
@@ -142,7 +146,7 @@ def test_nothing_is_cheaper(seeds):
     for seed in seeds:
         problem = limited(seed)
         best = cheapest_of(seed)
-        answer = exact.solve(problem, searched(problem), ENOUGH)
+        answer = highs.solve(problem, searched(problem), ENOUGH)
         assert answer.run.excess == (problem.run(answer.run.chosen)).excess
         if best is None:
             assert answer.run.excess, seed
@@ -153,7 +157,7 @@ def test_nothing_is_cheaper(seeds):
     assert again >= 2
 
 
-class Heard(News):
+class Heard(SolverChannel):
     """What a solver says."""
 
     def __init__(self) -> None:
@@ -172,7 +176,7 @@ class Heard(News):
 def test_no_intervals_are_cheaper(seeds, versions):
     """All schedules of so many versions, each as its `Run` says: never below the cheapest of all, and it where all can pay."""
     pytest.importorskip("ortools")
-    from calcvm.planner.intervals import Intervals
+    from calcvm.planner.recomputation.cpsat import Intervals
 
     met = 0
     for seed in seeds:
@@ -203,13 +207,13 @@ def test_no_intervals_are_cheaper(seeds, versions):
 def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
     if solver == "CP-SAT":
         pytest.importorskip("ortools")
-    kind, met, proved = {"HiGHS": grouped.Grouped, "CP-SAT": grouped_sat.Whole}[solver], 0, 0
+    kind, met, proved = {"HiGHS": bound_groups.Grouped, "CP-SAT": bound_groups_sat.Whole}[solver], 0, 0
     for seed in seeds:
         problem = limited(seed)
         best, known, heard = cheapest_of(seed), searched(problem), Heard()
         if best is None or known.excess:
             continue
-        answer = grouped.solve(problem, known, ENOUGH, heard, groups, kind)
+        answer = bound_groups.solve(problem, known, ENOUGH, heard, groups, kind)
         assert all(bound <= best.cost + 1e-6 for bound in [*heard.bounds, answer.bound]), seed
         assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
         met += 1
@@ -224,11 +228,11 @@ def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):
     graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
     memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1, accumulate=False).heap_bytes)
     problem, heard = problem_of(graph, 8, memory)[0], Heard()
-    known = problem.solve()
-    answer = grouped.solve(problem, known, ENOUGH, heard, 1)
+    known = solve(problem)
+    answer = bound_groups.solve(problem, known, ENOUGH, heard, 1)
     assert heard.bounds[0] < 0.95 * answer.bound  # one is too coarse
     assert answer.bound == pytest.approx(answer.run.cost, rel=1e-5) and not answer.run.excess
-    assert exact.solve(problem, known, ENOUGH).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
+    assert highs.solve(problem, known, ENOUGH).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
 
 
 def test_rows_of_whole_numbers_lose_nothing():
@@ -239,7 +243,7 @@ def test_rows_of_whole_numbers_lose_nothing():
         for chosen in range(16):
             there = [x for x in row if chosen >> x & 1]
             most = sum(row[x] for x in there)  # so it fits just so
-            whole, at_most = grouped_sat.rounded(row, most)
+            whole, at_most = bound_groups_sat.rounded(row, most)
             assert sum(whole[x] for x in there) <= at_most
 
 
@@ -256,14 +260,14 @@ def test_a_schedule_runs_nothing_more_often_than_can_pay(seed):
 def test_what_is_known_is_kept_where_there_is_no_time(seed):
     problem = limited(13 + 4 * seed)
     known = searched(problem)
-    answer = exact.solve(problem, known, 1e-9)
+    answer = highs.solve(problem, known, 1e-9)
     assert answer.run is known and answer.bound <= known.cost
 
 
 def test_intervals_leave_ctrl_c_alone():
     """CP-SAT takes its handler unless it is told not to, and leaves that of C, by which the process ends."""
     pytest.importorskip("ortools")
-    from calcvm.planner.intervals import Intervals
+    from calcvm.planner.recomputation.cpsat import Intervals
 
     problem = limited(0)
     Intervals(problem, searched(problem), 2).solve(ENOUGH, lambda chosen: None)
@@ -279,7 +283,7 @@ def test_a_network_in_less_memory_with_a_proof():
     assert searched.lower_bound is None and not searched.proved and searched.again
     assert 0 < solved.lower_bound <= solved.overhead + 1e-9 and solved.overhead <= searched.overhead + 1e-9
     assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))
-    assert "made again" in str(solved) and solved.to_dict()["proved"] == solved.proved
+    assert "recomputed" in str(solved) and solved.to_dict()["proved"] == solved.proved
     assert cv.compile(graph, plan=solved).heap_bytes == solved.heap_bytes
 
 
@@ -291,14 +295,16 @@ def test_seconds_are_seconds(wrong):
 
 
 # ---------------------------------------------------------------- pages
-def paged(problem: Problem, bandwidth: float, room: int = 10**6, again: bool = True) -> Problem:
+def paged(
+    problem: RecomputationProblem, bandwidth: float, room: int = 10**6, again: bool = True
+) -> RecomputationProblem:
     """The problem with a file for what the forward makes."""
     pages = [
         Step((), (v,), (), 0, len(problem.steps) - 1, problem.sizes[v] / bandwidth) for v in range(problem.backward)
     ]
     steps = [step if again else replace(step, until=-1) for step in problem.steps]
     written = {v: problem.sizes[v] / bandwidth for v in range(problem.backward)}
-    return Problem(steps, problem.sizes, problem.backward, problem.limit, pages, written, room)
+    return RecomputationProblem(steps, problem.sizes, problem.backward, problem.limit, pages, written, room)
 
 
 SMALL = [seed for seed in range(60) if limited(seed).backward == 3]
@@ -312,7 +318,7 @@ def test_nothing_is_cheaper_with_pages(bandwidth, room, again, whole):
     for seed in SMALL[: None if whole else 12]:
         problem = paged(limited(seed), bandwidth, room, again)
         best, known, without = cheapest(problem, 4), searched(problem), cheapest_of(seed, 4)
-        answer = exact.solve(problem, known, ENOUGH)
+        answer = highs.solve(problem, known, ENOUGH)
         run = problem.run(answer.run.chosen)
         assert problem.allows(run.chosen) and run.score == answer.run.score <= known.score
         if best is None:
@@ -330,11 +336,11 @@ def test_a_slow_file_is_as_none(seeds):
     same = 0
     for seed in seeds:
         problem = limited(seed)
-        alone = exact.solve(problem, searched(problem), ENOUGH)
+        alone = highs.solve(problem, searched(problem), ENOUGH)
         if alone.run.excess:
             continue
         slow = paged(problem, 1e-3)
-        answer = exact.solve(slow, searched(slow), ENOUGH)
+        answer = highs.solve(slow, searched(slow), ENOUGH)
         assert answer.run.cost == pytest.approx(alone.run.cost) and answer.bound == pytest.approx(alone.bound), seed
         assert not answer.run.paged
         same += bool(answer.run.chosen)

@@ -377,7 +377,7 @@ def test_a_metric_that_there_is_not_ends_the_search():
         (dict(space={"width": (8, 4)}), "lower bound"),
         (dict(space={"width": (0, 4, "log")}), "above 0"),
         (dict(space={"width": (1, 4, "exp")}), "give a list"),
-        (dict(space={"width": [nn.ReLU]}), "by their names"),
+        (dict(space={"width": [nn.ReLU]}), "give other objects names"),
         (dict(space={"width": []}), "values to choose from"),
         (dict(space={"width": (1, float("inf"))}), "give a list"),
     ],
@@ -534,7 +534,7 @@ def test_a_storage_that_cannot_be_used_is_named(tmp_path):
         explore(storage=f"sqlite:///{tmp_path / 'missing' / 'search.db'}")
     where = f"sqlite:///{tmp_path / 'other.db'}"
     optuna.create_study(storage=where, study_name="explore").optimize(lambda t: t.suggest_float("x", 0, 1), n_trials=1)
-    with pytest.raises(cv.CalcError, match="is not of cv.explore"):
+    with pytest.raises(cv.CalcError, match="was not made by cv.explore"):
         explore(storage=where)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.model import FORMAT_VERSION
 from calcvm.vm.memory.epoch import Epoch, shuffling_key
+from calcvm.vm.program.encoding import MODEL_VERSION
 from calcvm.vm.program.serialize import read_archive, write_archive
 from calcvm.vm.run.entry import entry
 from calcvm.vm.run.samples import LANES
@@ -185,7 +185,7 @@ def test_damaged_model_files_are_refused_by_name(tmp_path):
     with pytest.raises(cv.ProgramError, match="holds a program, not a model"):
         cv.load(path)
     model.save(path)
-    archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
+    archive = read_archive(path, kinds={"model": MODEL_VERSION})
     write_archive(path, archive.documents, archive.arrays, kind="model", version=99)
     with pytest.raises(cv.ProgramError, match="format 99"):
         cv.load(path)

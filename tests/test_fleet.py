@@ -297,7 +297,7 @@ def test_a_figure_that_is_not_there_is_said():
     handle = fleet.add(cv.compile(g, batch_size=10, accumulate=False), data=(X, y), validation=(X[:9], y[:9]))
     fleet.fit(1, progress=False)
     assert handle.kept is None and len(handle.metrics["val_error"]) == 1
-    with pytest.raises(cv.CalcError, match="judged by val_error, and not by val_loss: read handle.metrics"):
+    with pytest.raises(cv.CalcError, match="has the figures val_error, and no val_loss: read handle.metrics"):
         print(handle.val_loss)
 
 
@@ -379,13 +379,13 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
         ({"data": (X, Y + 1)}, "labels must be integers"),
         ({"samples": np.array([0, 210])}, "there are 210 samples"),
         ({"samples": np.array([-1])}, "there are 210 samples"),
-        ({"samples": np.array([0.5])}, "numbers of samples"),
+        ({"samples": np.array([0.5])}, "indexes of samples"),
         ({"patience": 3}, "patience needs validation"),
         ({"keep_best": True}, "keep_best needs validation"),
         ({"hyper": {"learning_rat": 1.0}}, "learning_rat"),
         ({"hyper": {"learning_rate": float("nan")}}, "must be a number >= 0, not nan"),
         ({"name": "first"}, "has a model 'first'"),
-        ({"name": ""}, "not empty"),
+        ({"name": ""}, "non-empty"),
     ],
 )
 def test_bad_input_adds_nothing(change, message):
@@ -493,7 +493,7 @@ def test_the_best_without_validation_has_the_smallest_loss_and_what_is_not_finit
     fleet = cv.Fleet("4 MiB")
     for rate in (0.0, 1e300, 0.01, 0.1):
         fleet.add(PROGRAMS["adam"], data=(X, Y), hyper={"learning_rate": rate}, name=f"rate {rate}")
-    with pytest.raises(cv.CalcError, match="no model has a finite 'loss', so that none is the best: train them"):
+    with pytest.raises(cv.CalcError, match="no model has a finite 'loss', so none is the best: train them"):
         fleet.results.best()
     results = fleet.fit(3, progress=False)
     losses = results.column("loss")
@@ -512,7 +512,7 @@ def test_a_figure_that_no_model_has_is_refused_by_name():
     for ask in (results.column, lambda name: results.best(by=name)):
         with pytest.raises(cv.CalcError, match=f"no model has a figure 'val_acuracy'; {there}"):
             ask("val_acuracy")
-    with pytest.raises(cv.CalcError, match="'status' is no number"):
+    with pytest.raises(cv.CalcError, match="'status' is not a number"):
         results.best(by="status")
     assert results.best(2)[0]["name"] == "model-1"  # the only one with a val_loss
     assert np.isnan(results.column("val_loss")[0])

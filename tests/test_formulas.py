@@ -557,7 +557,7 @@ def test_what_no_row_could_compute_is_refused_where_it_is_declared(mistake, told
         ({"a": Choice(("one",), "which")}, "a: a choice is one of two names"),
         ({"a": Choice(("one", 2), "which")}, "a: a choice is one of two names"),
         ({"sauce": "Pareto"}, "sauce: a parameter is a Real or a Choice"),
-        ({"source": 5}, "source is a text"),
+        ({"source": 5}, "source must be a text"),
     ],
 )
 def test_parameters_that_no_formula_could_have(how, told):
@@ -570,7 +570,7 @@ def test_a_name_that_is_none():
     for name in ("my op", "größer"):
         with pytest.raises(cv.CalcError, match="must be an identifier in ASCII"):
             elementwise()(type(name, (), {"y": lambda x: x * x}))
-    with pytest.raises(cv.CalcError, match="has a name each"):
+    with pytest.raises(cv.CalcError, match="each parameter has a name"):
         elementwise()(type("odd", (), {"y": lambda *x: x[0]}))
 
 

@@ -131,15 +131,18 @@ def test_what_has_no_gradient_is_refused():
         one = cv.sum(cv.square(y))
         with pytest.raises(cv.ShapeError, match=r"gradient: tanh \(B, 2\) must have one element: take the sum"):
             cv.gradient(y, h)
-        with pytest.raises(cv.CalcError, match="no gradient of 'sum_2' comes to 'x': in path 'learn' nothing leads"):
+        with pytest.raises(
+            cv.CalcError, match="'sum_2' has no gradient with respect to 'x': in path 'learn' nothing leads"
+        ):
             cv.gradient(one, x)  # it does so in another path
         with pytest.raises(
-            cv.CalcError, match="comes to 'x'.*; the derivative of what is linear has no gradient: leave"
+            cv.CalcError,
+            match="with respect to 'x'.*; the derivative of a linear term is constant and its gradient 0: leave",
         ):
             cv.gradient(cv.sum(cv.gradient(cv.sum(3 * x), x)), x)
-        with pytest.raises(cv.CalcError, match="no gradient of .* comes to 'k'"):
+        with pytest.raises(cv.CalcError, match="has no gradient with respect to 'k'"):
             cv.gradient(cv.sum(cv.pick(y, k)), k)
-        with pytest.raises(cv.CalcError, match="no gradient of .* comes to 'tanh'"):
+        with pytest.raises(cv.CalcError, match="has no gradient with respect to 'tanh'"):
             cv.gradient(cv.sum(cv.sign(y)), y)
         with pytest.raises(cv.ShapeError, match=r"saliency: tanh \(B, 2\) must be images"):
             cv.saliency(y, k, y)

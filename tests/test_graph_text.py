@@ -311,7 +311,7 @@ def test_the_text_says_what_a_person_would_write() -> None:
         g.text()
         == """\
 calcvm graph 1
-# %name: a name that nobody chose
+# %name: an automatic name
 x = placeholder[None, 6]
 t = placeholder[None, 3]
 W = parameter[6, 3] init=Uniform(low=0.1, high=0.9) regularizer=L2(0.0001)
@@ -423,10 +423,10 @@ def test_custom_operators_are_named(forgotten: None) -> None:
     former = OPS.pop("bent")
     with pytest.raises(
         cv.UnsupportedOperator,
-        match=r"line 6, column 13: no operator is called 'bent': a custom one is declared before",
+        match=r"line 6, column 13: no operator is called 'bent': a custom one must be declared before",
     ):
         cv.read_graph(text)
-    with pytest.raises(cv.CalcError, match="operator 'bent' has no text: 'bent' is not in the table any more"):
+    with pytest.raises(cv.CalcError, match="operator 'bent' has no text: 'bent' is no longer in the table"):
         g.text()
     OPS["bent"] = former
 
@@ -449,7 +449,7 @@ def test_an_operator_of_several_results(forgotten: None) -> None:
         cv.add(y, y.producer.outputs["z"].rename("z"))
     assert "%both, %both.z = both(x)\n    y, z = both(x) as y\n    %add = add(y, z)\n" in g.text()
     assert len(hash_of(read_back(g))) == 64
-    with pytest.raises(cv.CalcError, match=r"line 5, column 5: names before '=': 1; what both makes: 2"):
+    with pytest.raises(cv.CalcError, match=r"line 5, column 5: names before '=': 1; results of both: 2"):
         cv.read_graph("calcvm graph 1\nx = placeholder[None, 3]\n\npath p:\n    y = both(x)")
 
 
@@ -465,12 +465,12 @@ def test_what_has_no_text_is_refused() -> None:
         learn.minimize(loss, Mine())
     with pytest.raises(
         cv.CalcError,
-        match=r"path 'learn': optimizer has no text: Mine is a class of yours.*give it to the one that is read",
+        match=r"path 'learn': optimizer has no text: Mine is a custom class.*set it on the graph that is read",
     ):
         g.text()
     learn.optimizer = cv.SGD(0.1)
     learn.rates = {"V": 0.1}
-    with pytest.raises(cv.CalcError, match="a setting of 'V', which is no trainable parameter behind the loss"):
+    with pytest.raises(cv.CalcError, match="a setting for 'V', which is not a trainable parameter of the loss"):
         g.text()
     learn.rates, learn.optimizer = {}, None
     with pytest.raises(cv.CalcError, match="a loss that nothing minimizes"):
@@ -519,88 +519,88 @@ BODY = f"{HEAD}path learn (backward):\n    y = matmul(x, W)\n    L = mse(y, t)\n
 # text with an ^ before what is wrong, and what is said of it
 RNG = "calcvm graph 1\ns = state[2] dtype='int64' kind='rng'"
 WRONG = {
-    "": "a text of a graph begins with the line 'calcvm graph 1'",
-    "^x = placeholder[3]": "a text of a graph begins with the line",
-    "calcvm graph ^2\nwhatever": "the text is of version 2 of the language, and this calcvm reads version 1",
+    "": "the text of a graph begins with the line 'calcvm graph 1'",
+    "^x = placeholder[3]": "the text of a graph begins with the line",
+    "calcvm graph ^2\nwhatever": "the text has version 2 of the language, and this calcvm reads version 1",
     "calcvm graph 1\nx = placeholder[None, 6^": "',' or ']' is wanted here, not the end of the line",
     "calcvm graph 1\nx = ^placeholder[None, 6] dtype='int65'": "placeholder 'x': dtype 'int65' is unknown; take one of float,",
     "calcvm graph 1\nx = placeholder[None, 6] ^dtyp='int64'": "placeholder has no setting 'dtyp': did you mean dtype=?",
-    "calcvm graph 1\nx = placeholder[2] dtype='int8' ^dtype='int8'": "dtype= is there twice",
+    "calcvm graph 1\nx = placeholder[2] dtype='int8' ^dtype='int8'": "dtype= is given twice",
     "calcvm graph 1\nx = ^placeholder[None, None]": "placeholder 'x': shape (B, B) has the batch more than once",
-    "calcvm graph 1\nx = placehold^[None, 6]": "'(' behind the operator 'placehold' is wanted here",
-    "calcvm graph 1\nx = ^'abc": "a text begins here that does not end in this line",
-    "calcvm graph 1\nx = placeholder[^?]": "'?' is no sign of the language",
-    "calcvm graph 1\n^\tx = placeholder[2]": "'\\t' is no sign of the language",
-    "calcvm graph 1\nx ^placeholder[2]": "'=', between what the line makes and how, is wanted here",
+    "calcvm graph 1\nx = placehold^[None, 6]": "'(' after the operator 'placehold' is wanted here",
+    "calcvm graph 1\nx = ^'abc": "the text that begins here does not end in this line",
+    "calcvm graph 1\nx = placeholder[^?]": "'?' is not a sign of the language",
+    "calcvm graph 1\n^\tx = placeholder[2]": "'\\t' is not a sign of the language",
+    "calcvm graph 1\nx ^placeholder[2]": "'=', between results and operator, is wanted here",
     "calcvm graph 1\nx = ^3": "an operator such as add(x, y), or one of placeholder[...], parameter[...],",
     "calcvm graph 1\nx = placeholder[2] ^3": "the end of the statement is wanted here, not '3'",
-    "calcvm graph 1\n'a^\\q' = placeholder[2]": "\\q means nothing in a text",
-    "calcvm graph 1\n^None = placeholder[2]": "None is a constant: as the name of a variable it stands in quotes, 'None'",
+    "calcvm graph 1\n'a^\\q' = placeholder[2]": "\\q is not an escape sequence",
+    "calcvm graph 1\n^None = placeholder[2]": "None is a constant: as the name of a variable it must be in quotes, 'None'",
     "calcvm graph 1\n^'' = placeholder[2]": "the name of a variable is empty",
-    "calcvm graph 1\na, ^b = placeholder[2]": "a placeholder is one variable",
+    "calcvm graph 1\na, ^b = placeholder[2]": "a placeholder defines one variable",
     "calcvm graph 1\nW = parameter[2] init=^[1, 2, 3]": "a list of 2 is wanted here, as the shape says",
     "calcvm graph 1\nW = parameter[2] init=[1, ^'a']": "a number is wanted here",
-    "calcvm graph 1\nW = parameter[2] init=^[1, True]": "True is no float64",
-    "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'object')": "dtype 'object' is no type of numbers",
-    "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'float7')": "dtype 'float7' is no type of numbers",
+    "calcvm graph 1\nW = parameter[2] init=^[1, True]": "True is not of type float64",
+    "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'object')": "dtype 'object' is not a type of numbers",
+    "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'float7')": "dtype 'float7' is not a type of numbers",
     "calcvm graph 1\nW = parameter[2] init=^He()": "init: one of Zeros, Ones, Constant,",
     "calcvm graph 1\nW = parameter[2] init=^HeNormel()": "init: did you mean HeNormal(...)?",
     "calcvm graph 1\nW = parameter[2] init=^Uniform(1, 0)": "Uniform: low 1 must be at most high 0",
     "calcvm graph 1\nW = parameter[2] init=^Constant()": "Constant: value is missing",
     "calcvm graph 1\nW = ^parameter[2] init=Orthogonal()": "parameter 'W': Orthogonal: the shape (2,) has fewer than 2 axes",
-    "calcvm graph 1\nW = parameter[2] regularizer=L2(0.1, ^0.2)": "L2 is given l2, and nothing more by place",
-    "calcvm graph 1\nW = parameter[2] layout=^'window first'": "W (2,) lies as it is seen",
+    "calcvm graph 1\nW = parameter[2] regularizer=L2(0.1, ^0.2)": "L2 takes l2 by position, and nothing more",
+    "calcvm graph 1\nW = parameter[2] layout=^'window first'": "the layout of W (2,) must be ''",
     "calcvm graph 1\nc = ^constant[2]": "the constant 'c' has no value",
     "calcvm graph 1\nc = constant[2] dtype='int8' value=^[1, 300]": "a number is beyond int8",
-    "calcvm graph 1\nc = constant[2] dtype='int8' value=^[1, 1.5]": "1.5 is no int8",
-    "calcvm graph 1\nc = constant[2] value=base64(^'AAAA')": "shape (2,) of float64 has 16 bytes, and the text 3",
-    "calcvm graph 1\nc = constant[2] value=base64(^'AAA')": "the text is no base64",
-    "calcvm graph 1\nc = constant[4] dtype='bool' value=base64(^'AAECAA==')": "a byte of a bool is 0 or 1",
+    "calcvm graph 1\nc = constant[2] dtype='int8' value=^[1, 1.5]": "1.5 is not of type int8",
+    "calcvm graph 1\nc = constant[2] value=base64(^'AAAA')": "shape (2,) of float64 needs 16 bytes, and the text has 3",
+    "calcvm graph 1\nc = constant[2] value=base64(^'AAA')": "the text is not base64",
+    "calcvm graph 1\nc = constant[4] dtype='bool' value=base64(^'AAECAA==')": "a byte of a bool must be 0 or 1",
     "calcvm graph 1\ns = ^state[2]": "state 's': kind is a text such as 'rng'",
-    RNG + "\nr = state[2] kind='rng' of=^'s'": "there is a state of 's' already",
+    RNG + "\nr = state[2] kind='rng' of=^'s'": "there already is a state of 's'",
     RNG.replace("'rng'", "^'floats'"): "state 's': kind 'floats' is unknown; take one of rng, float64, fill",
     RNG.replace("state[2]", "^state[7]"): "state 's' of kind 'rng' is state[2] dtype='int64'",
     RNG.replace("state", "^state").replace("int64", "float64"): "state 's' of kind 'rng' is state[2] dtype='int64'",
     RNG + " value=^3": "state 's' of kind 'rng' starts from the seed: it has no value=",
     "calcvm graph 1\ns = state[1] dtype='float64' kind=^'float64'": "state 's' of kind 'float64' starts from a value: add value=",
-    "calcvm graph 1\nx = parameter[" + 69 * "(" + "^(": "brackets stand in brackets 70 deep",
+    "calcvm graph 1\nx = parameter[" + 69 * "(" + "^(": "brackets are nested 70 deep",
     "calcvm graph 1\nx = parameter[^" + 5000 * "9" + "]": "an integer of more than 4000 digits",
     "calcvm graph 1\nadapt(a, ^b)": "no line above defines 'b'",
     HEAD + "adapt(a, ^W)": "W (6, 3) must have the batch first and fixed sizes after it",
-    HEAD + "^adapt(x)": "adapt names a layer and what it learns from",
+    HEAD + "^adapt(x)": "adapt needs a layer and its input",
     HEAD + "^x = parameter[3]": "'x' is defined already",
     HEAD + "y = ^add(x, W)": "an operator belongs to a path",
     HEAD + "^minimize(x)": "minimize belongs to a path",
-    HEAD + "  ^y = parameter[3]": "the line is indented by 2, and the lines that it stands below by 0",
-    HEAD + "path ^q (continued):": "no path 'q' stands above",
-    HEAD + "path q (^bakward):": "behind a path stands (backward), (continued) or nothing",
-    BODY + "path ^learn:": "path 'learn' exists already: go on with it by path learn (continued):",
+    HEAD + "  ^y = parameter[3]": "the line is indented by 2, and the lines above it by 0",
+    HEAD + "path ^q (continued):": "no path 'q' above",
+    HEAD + "path q (^bakward):": "after a path only (backward), (continued) or nothing is allowed",
+    BODY + "path ^learn:": "path 'learn' exists already: continue it by path learn (continued):",
     BODY + "   ^z = exp(y)": "the line is indented by 3",
-    BODY + "        ^z = exp(y)": "the line is indented by 8, and the lines that it stands below by 4",
-    BODY + "    path ^p:": "a path stands in no other path",
-    BODY + "    layer a:\n        layer ^b:": "a layer stands in no other layer",
-    BODY + "    return ^y": "a layer returns something, and a path does not",
+    BODY + "        ^z = exp(y)": "the line is indented by 8, and the lines above it by 4",
+    BODY + "    path ^p:": "a path cannot be inside another path",
+    BODY + "    layer a:\n        layer ^b:": "a layer cannot be written inside another layer",
+    BODY + "    return ^y": "only a layer returns something",
     BODY + "    layer a:\n        return ^z": "no line above defines 'z'",
-    BODY + "    z = ^matmull(x, W)": "no operator is called 'matmull' (did you mean 'matmul'?): a custom one is declared before",
+    BODY + "    z = ^matmull(x, W)": "no operator is called 'matmull' (did you mean 'matmul'?): a custom one must be declared before",
     BODY + "    z = ^__import__('os')": "no operator is called '__import__'",
     BODY + "    z = matmul(x, ^w)": "no line above defines 'w': did you mean 'W'?",
     BODY + "    z = ^matmul(W, x)": "matmul(W (6, 3), x (B, 6)): a (6, 3) and b (B, 6): the summed sizes differ, 3 and B",
     BODY + "    z = matmul(x, W, ^transpose_c=True)": "matmul has no setting 'transpose_c': did you mean transpose_b=?",
-    BODY + "    z = matmul(x, W, transpose_a=True, ^transpose_a=True)": "transpose_a= is there twice",
-    BODY + "    z = matmul(x, transpose_a=True, ^W)": "a name with '=', as before it, is wanted here",
+    BODY + "    z = matmul(x, W, transpose_a=True, ^transpose_a=True)": "transpose_a= is given twice",
+    BODY + "    z = matmul(x, transpose_a=True, ^W)": "a name with '=', as before, is wanted here",
     BODY + "    z = ^matmul(x, W, transpose_a=1)": "matmul: attribute transpose_a=1 is not allowed (a is stored [k,m])",
     BODY + "    z = sum(y, axes=^x)": "a number, a text, or a tuple or list of them is wanted here, not 'x'",
     BODY + "    z = ^exp(3)": "exp: at least one input must be a variable",
     BODY + "    z = add(y, ^exp(y))": "a number is wanted here",
-    BODY + "    a, ^b = exp(y)": "names before '=': 2; what exp makes: 1",
-    BODY + "    a, ^a = exp(y)": "'a' is there twice",
+    BODY + "    a, ^b = exp(y)": "names before '=': 2; results of exp: 1",
+    BODY + "    a, ^a = exp(y)": "'a' is defined twice",
     BODY + "    z = exp(y) as^": "the name of the operator is wanted here, not the end of the line",
     BODY + "    z = ^gradient(y, x)": "gradient: y (B, 3) must have one element",
-    BODY + "    z = ^gradient(y)": "gradient is given 2 variables, not 1",
-    BODY + "    z = laid(y, layout=^'channels last')": "y (B, 3) lies as it is seen",
-    BODY + "    z = ^laid(y)": "laid is given a layout, such as laid(x, layout='channels last')",
-    BODY + "    ^output()": "output() names what the path makes",
-    BODY + "    ^minimize(L)": "minimize is given an optimizer",
+    BODY + "    z = ^gradient(y)": "gradient takes 2 variables, not 1",
+    BODY + "    z = laid(y, layout=^'channels last')": "the layout of y (B, 3) must be ''",
+    BODY + "    z = ^laid(y)": "laid needs a layout, such as laid(x, layout='channels last')",
+    BODY + "    ^output()": "output() needs the path's results",
+    BODY + "    ^minimize(L)": "minimize needs an optimizer",
     BODY + "    ^minimize(y, optimizer=SGD(0.1))": "minimize: loss y (B, 3) must have one element",
     BODY + "    minimize(L, optimizer=^SGD(-1.0))": "SGD: learning_rate must be a number >= 0, not -1.0",
     BODY + "    minimize(L, optimizer=^SGD())": "SGD: learning_rate is missing",
@@ -608,7 +608,7 @@ WRONG = {
     BODY + "    minimize(L, optimizer=SGD(0.1, schedule=^Cosin(3)))": "schedule: did you mean Cosine(...)?",
     BODY + "    minimize(L, optimizer=SGD(0.1, schedule=^Sampled([])))": "Sampled: its list of factors is empty",
     BODY + "    ^minimize(L, optimizer=SGD(0.1), parameters=[x])": "minimize: 'x' is no parameter, and cannot be trained",
-    BODY + "    minimize(L, optimizer=SGD(0.1), rates=^3)": "rates are given by parameters, such as {W: 0.1}",
+    BODY + "    minimize(L, optimizer=SGD(0.1), rates=^3)": "rates must be given by parameter, such as {W: 0.1}",
 }  # fmt: skip
 
 

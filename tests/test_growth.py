@@ -11,7 +11,8 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.planner import order, recompute
+from calcvm.planner import order
+from calcvm.planner.recomputation import search
 
 OPTIONS: dict[str, Any] = dict(batch_size=16, workers=1, accumulate=False)
 MOST = 6.0  # times as many lines for four times as many rows
@@ -162,7 +163,7 @@ def test_work_grows_as_rows_do(kind: str, whole: bool, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["perceptron", "skips"])
 def test_work_in_a_budget_grows_as_rows_do(kind: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a search whose effort is a tenth; the whole one takes less for many rows, beside what it has for few."""
-    monkeypatch.setattr(recompute, "EFFORT", recompute.EFFORT // 10)
+    monkeypatch.setattr(search, "EFFORT", search.EFFORT // 10)
     if kind != "perceptron" and not whole:
         pytest.skip("takes --whole")
     counts = []

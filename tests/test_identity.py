@@ -269,7 +269,7 @@ def test_backward_is_of_the_data_that_forward_read():
     m["input"], m["target"] = X[:4], Y[:4]
     m.resident.forward("learn")
     m["input"] = X[4:8]
-    with pytest.raises(CalcError, match="data that forward.'learn'. read have been set anew: call forward"):
+    with pytest.raises(CalcError, match="data that forward.'learn'. read have been set again: call forward"):
         m.resident.backward("learn")
     m.resident.forward("learn")
     m.resident.backward("learn")

@@ -264,12 +264,12 @@ def test_what_a_path_does_not_ignore_everywhere_is_refused():
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: model_of(4, loss="mse"), "ignore_index is of the loss 'softmax_cross_entropy'"),
+        (lambda: model_of(4, loss="mse"), "ignore_index needs the loss 'softmax_cross_entropy'"),
         (lambda: model_of(4, ignore_index=0.5), "ignore_index must be an integer"),
         (lambda: model_of(4, ignore_index="x"), "ignore_index must be an integer"),
         (lambda: model_of(4, target_dtype="uint8"), r"ignore_index of labels target \(B,\): -100 is no uint8"),
-        (lambda: model_of(4, target_shape=(3,)), r"ignore_index is for labels, and target \(B, 3\) has a number for each"),
-        (lambda: model_of(4, loss=lambda y, t: cv.mse(y, t)), "a function of .output, target. gives it to cv.softmax_cross"),
+        (lambda: model_of(4, target_shape=(3,)), r"ignore_index needs labels, and target \(B, 3\) has one number per class"),
+        (lambda: model_of(4, loss=lambda y, t: cv.mse(y, t)), "a loss function passes it to cv.softmax_cross"),
         (lambda: cv.Model(nn.Linear(3), input_shape=(2,), optimizer="sgd", ignore_class=1), "mean ignore_index=?"),
     ],
 )  # fmt: skip

@@ -146,7 +146,7 @@ REFUSED = [
     ("conv2d", (None, 3, 7, 6), (4, 2, 2, 2), {}, r"\(B, 3, 7, 6\) has 3 channels, weights \(4, 2, 2, 2\) take 2"),
     ("conv2d", (None, 4, 7, 6), (3, 2, 2, 2), {"groups": 2}, "not divisible by groups=2"),
     ("conv1d", (None, 3, 7), (4, 3, 5), {"dilation": 2}, "larger than x"),
-    ("conv1d", (None, 3, 7), (4, 3, 5), {"stride": 2, "padding": "same"}, "of stride 1"),
+    ("conv1d", (None, 3, 7), (4, 3, 5), {"stride": 2, "padding": "same"}, "needs stride 1"),
     ("conv1d", (None, 3, 7), (4, 3, 5), {"stride": (2, 2)}, "stride"),
     ("conv1d", (None, 3, 7), (4, 3, 5), {"padding": ((1, 2), (3, 4))}, "padding"),
     ("conv1d", (None, 3, 7), (4, 3, 5), {"stride": 0}, "stride"),

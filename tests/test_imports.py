@@ -49,6 +49,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "system": ({"errors", "cgroups"}, set()),
     "teams": ({"errors", "checks", "system"}, set()),
     "record": (set(), {"typing_extensions"}),
+    "helper_process": ({"system"}, set()),
     "formulas": ({"record"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
     "ops": ({"equations", "errors", "formulas", "lazy", "record"}, set()),
@@ -65,14 +66,14 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "zoo": ({"checks", "errors", "hints", "init", "nn"}, set()),
     "planner": (
-        {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables"},
+        {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables", "helper_process"},
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "equations": ({"errors", "formulas", "lazy", "record"}, {"numpy"}),
     # kernels import equations: those of a declared operator follow from the equation of which `ops` makes its row
     "kernels_cpu": (
-        {"equations", "errors", "formulas", "kernel", "system", "undisturbed"},
+        {"equations", "errors", "formulas", "helper_process", "kernel", "system", "undisturbed"},
         {"numba", "numpy", "llvmlite"},
     ),
     "kernels_cuda": (
@@ -284,14 +285,14 @@ def test_importing_calcvm_brings_no_optional_package() -> None:
 
 
 def test_rows_are_named_where_they_are_declared_and_in_one_file_beside():
-    """What else must know a row learns it from the table: see `calcvm.lowering.inserted`; but for former forms of rows."""
+    """What else must know a row learns it from the table: see `calcvm.lowering.inserted`."""
     from calcvm.ops import ROWS
 
     names = {name for name in ROWS if re.search("_(fwd|bwd)", name)}
     looked = (*VM, "planner", "lowering", "model", "fleet", "ensemble", "compiler", "graph", "functions")
     found = []
     for path in sorted(ROOT.rglob("*.py")):
-        if room_of(module_of(path, ROOT)) in looked and path.name not in ("inserted.py", "formats.py"):
+        if room_of(module_of(path, ROOT)) in looked and path.name != "inserted.py":
             texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
             found += [(str(path.relative_to(ROOT)), text) for text in texts if isinstance(text, str) and text in names]
     assert not found

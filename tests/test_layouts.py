@@ -280,7 +280,7 @@ def test_images_that_a_path_shows_are_read_and_shown_by_others():
 
 
 def test_a_shape_as_of_channels_that_are_last_is_told():
-    with pytest.warns(cv.CalcWarning, match=r"input_shape \(9, 9, 3\) is of 9 channels, 9 by 3: .* channels_last=True"):
+    with pytest.warns(cv.CalcWarning, match=r"input_shape \(9, 9, 3\) has 9 channels, 9 by 3: .* channels_last=True"):
         cv.build_graph(nn.Conv2d(4, 3), (9, 9, 3), "mse", "adam")
     cv.build_graph(nn.Conv2d(4, 3), (9, 9, 3), "mse", "adam", channels_last=True)
     cv.build_graph(nn.Flatten() >> nn.Linear(4), (9, 9, 3), "mse", "adam")

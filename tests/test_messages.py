@@ -175,7 +175,7 @@ MISTAKES = [
     ("variable % 0", lambda: scene().x % 0, C, "division by zero"),
     ("variable ** variable", lambda: (lambda s: s.x**s.b)(scene()), C, r"write cv.exp\(exponent \* cv.log\(x\)\)"),
     ("variable @ text", lambda: scene().x @ "a", C, "matmul: b: a variable, a number or an array"),
-    ("iterating", lambda: list(scene().x), C, "one variable and no sequence"),
+    ("iterating", lambda: list(scene().x), C, "one variable, not a sequence"),
     ("concat of one", lambda: cv.concat(scene().x), S, "concat: give a list of variables"),
     ("concat of numbers", lambda: cv.concat([1, 2]), C, "concat: a list of variables is wanted"),
     ("relu of a number", lambda: cv.relu(3), C, "relu: at least one input must be a variable of a graph, not 3"),
@@ -194,7 +194,7 @@ MISTAKES = [
     ("alpha text", lambda: cv.leaky_relu(scene().x, "0.1"), C, "attribute alpha='0.1' is not allowed"),
     ("exponent None", lambda: cv.pow(scene().x, None), C, "attribute exponent=None is not allowed"),
     ("smoothing text", lambda: (lambda s: cv.softmax_cross_entropy(s.x, s.x, "a"))(scene()), C, "label_smoothing must be a number"),
-    ("cross entropy of one output", lambda: model(nn.Linear(1)), S, "give an output a class .*, or take binary_cross_entropy"),
+    ("cross entropy of one output", lambda: model(nn.Linear(1)), S, "use one output per class .*, or binary_cross_entropy"),
     ("dropout rate", lambda: cv.dropout(scene().x, "a"), C, r"rate must be a number in \[0, 1\)"),
     ("unknown operator", lambda: cv.apply(None, scene().x), U, "operator None is not in the table"),
     # ---- graphs
@@ -304,7 +304,7 @@ MISTAKES = [
     ("add epochs", lambda: add(epochs=0), C, "epochs must be an integer >= 1"),
     ("add patience", lambda: add(patience=-1, validation=(X, Y)), C, "patience must be an integer >= 0"),
     ("add validation without a path predict", lambda: add(own_graph(), data=(X,), validation=(X,)), C,
-     "judged by a path called 'predict', and the program's paths are learn"),
+     "path 'predict' evaluates models, and the program's paths are learn"),
     ("fleet epochs", lambda: shared().fleet.fit(epochs=0, progress=False), C, "epochs must be an integer >= 1"),
     ("advance", lambda: shared().fleet.advance(-1), C, "epochs must be an integer >= 0"),
     ("advance names", lambda: shared().fleet.advance({"a": 1}), C, "a handle of the fleet is wanted, not 'a'"),
@@ -329,12 +329,12 @@ MISTAKES = [
     ("an initializer set to a number", lambda: built(nn.Linear(8), init=5), C, "^Linear: init: an initializer such as"),
     ("eps set to a text", lambda: built(nn.GroupNorm(2), eps="x"), C, "GroupNorm: eps must be a number"),
     # ---- images
-    ("channels of BatchNorm", lambda: nn.BatchNorm(16), C, r"eps must be a number in \[0, 1\) \(sizes are those of the input"),
+    ("channels of BatchNorm", lambda: nn.BatchNorm(16), C, r"eps must be a number in \[0, 1\) \(the layer reads sizes off its input"),
     ("a network in preprocess=", lambda: model(preprocess=nn.BatchNorm()), C, "preprocess: .* would be learnt"),
     ("a padding of 10**9", lambda: cv.plan(cv.build_graph(nn.Conv2d(4, 3, padding=2 * 10**9), (3, 8, 8), "mse", cv.SGD(0.1)), batch_size=1),
      cv.PlanError, "a batch of 1 needs at least .* bytes, which no machine has"),
     ("a pair for one axis", lambda: built(nn.Conv1d(8, 3, padding=(1, 0)), (4, 6)), C,
-     r"conv1d: padding: a pair .before, after. an axis is wanted: write \(\(1, 0\),\)"),
+     r"conv1d: padding: a pair .before, after. per axis is wanted: write \(\(1, 0\),\)"),
     ("scale and size", lambda: built(nn.Upsample(3, size=(12, 12))), C, r"scale 3 and size \(12, 12\): give one of them"),
     ("windows of padding", lambda: built(nn.MaxPool2d(2, padding=2, dilation=3), (4, 1, 1)), C,
      r"window of 2, 3 apart, beside an axis of 1 .* would see padding \(2, 2\) alone"),
@@ -342,7 +342,7 @@ MISTAKES = [
      r"Half.build must take \(self, x, scope, training\): "),
     ("a label out of range", lambda: shared().model.fit(X, np.where(np.arange(40) == 7, 3, Y), progress=False), C,
      r"'target': .* integers in \[0, 3\); found 0 to 3, 3 at index \(7,\)"),
-    ("channels last, and one", lambda: model(nn.Conv2d(3, 3), input_shape=(28, 28, 1)), S, r"is of 28 channels, 28 by 1: .*channels_last=True"),
+    ("channels last, and one", lambda: model(nn.Conv2d(3, 3), input_shape=(28, 28, 1)), S, r"has 28 channels, 28 by 1: .*channels_last=True"),
     ("no Flatten", lambda: model(nn.Conv2d(3, 3) >> nn.Linear(2), input_shape=(1, 8, 8)).step(np.zeros((8, 1, 8, 8)), np.zeros(8, int)), S,
      r"\(B, 3, 6\) is wanted: as many labels as places of the output; of images nn.Flatten\(\) comes before nn.Linear"),
     ("a list of layers", lambda: nn.Sequential([nn.Linear(1), nn.ReLU()]), C, r"nn.Sequential\(\*layers\)"),
@@ -353,15 +353,15 @@ MISTAKES = [
     ("labels as objects", lambda: shared().model.evaluate(X, Y.astype(object)), C, r"give data.astype\(np.int64\)"),
     ("labels picked without their shape", lambda: model(loss=lambda y, t: -cv.mean(cv.pick(cv.log_softmax(y), t))), cv.ShapeError,
      r"pick\(.*a Model's target is a label of each sample by target_shape=\(\)"),
-    ("one value a group", lambda: built(nn.GroupNorm(4), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
-    ("one value a channel", lambda: built(nn.InstanceNorm(), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
+    ("one value per group", lambda: built(nn.GroupNorm(4), (4, 1, 1)), C, "has one value per group .of 4., which has no variance"),
+    ("one value per channel", lambda: built(nn.InstanceNorm(), (4, 1, 1)), C, "has one value per group .of 4., which has no variance"),
     # ---- initializers and updates of one's own
     ("an initializer of NaN", lambda: model(nn.Linear(3, init=lambda shape, rng: np.full(shape, np.nan))), C,
      "'linear_1.weight': its initializer .* gives numbers that are not finite in float32"),
     ("an initializer beyond float32", lambda: model(nn.Linear(3, init=lambda shape, rng: np.full(shape, 1e300))), C,
      "'linear_1.weight': its initializer .* gives numbers that are not finite in float32"),
     ("an optimizer of a name that is taken", lambda: model(optimizer=Momentum(0.1)), C,
-     "optimizer Momentum: calcvm has an update 'momentum', its name in small letters, of its own: take another name"),
+     "optimizer Momentum: calcvm already has an update 'momentum', the name in lower case: rename the class"),
     ("one of calcvm's updates without its fields", lambda: model(optimizer=Heavy(0.1)), C, "'momentum' reads beta1, for which Heavy has no"),
     # ---- operators of one's own
     ("register nothing", lambda: cv.register_op("relu"), C, "register_op takes a cv.OpSpec, not 'relu'"),
@@ -481,7 +481,7 @@ def test_sizes_of_variables_are_sizes():
 def test_statistics_of_one_value_are_none():
     net = nn.Conv2d(2, 3) >> nn.GlobalAvgPool() >> nn.BatchNorm() >> nn.Flatten()
     given = {"input_shape": (3, 5, 5), "loss": "mse", "optimizer": cv.SGD(0.1)}
-    with pytest.raises(cv.ShapeError, match="batch_norm: in a batch of 1 there is one value a channel.*path 'learn'"):
+    with pytest.raises(cv.ShapeError, match="batch_norm: in a batch of 1 there is one value per channel.*path 'learn'"):
         cv.Model(net, **given, batch_size=1)
     model = cv.Model(net, **given, batch_size=2)
     before = model.buffers["batchnorm_1.running_var"].copy()
@@ -738,7 +738,7 @@ NOT_NUMBERS = {
     "list": ([None, 1.0] * 20, r"\(None at index \(0,\)\) .*give it a value"),
     "numbers": (np.array([1, 0] * 20, object), r"give data.astype\(np.int64\)"),
     "decimals": (np.array([Decimal(1)] * 40), r"convert them, data.astype\(float\)"),
-    "dates": (np.array([date(2020, 1, 1)] * 40), "make a number of it, or leave its column out"),
+    "dates": (np.array([date(2020, 1, 1)] * 40), "convert it to a number, or leave its column out"),
     "beyond": (np.array([10**400] * 40), r"number at index \(0,\) is beyond 1.8e308\) cannot be used; give smaller"),
     "complex": (np.ones(40, complex), r"\(\(1\+0j\) at index"),
     "days": (np.zeros(40, "datetime64[D]"), r"1970, 1, 1\) at index"),

@@ -96,7 +96,7 @@ def test_the_choice_is_kept_by_copies_and_told_by_the_form():
         (["nothing"], "the graph has no parameter 'nothing'"),
         ([3], "the graph has no parameter 3"),
         ("critic.linear_1.bias", "a list of parameters or their names is wanted"),
-        (["x"], "'x' is no parameter, and cannot be trained; what can: a, b"),
+        (["x"], "'x' is no parameter, and cannot be trained; trainable are: a, b"),
         (["frozen"], "'frozen' is frozen"),
         (["other"], "'other' has no part in the loss 'loss'"),
         (["stopped"], "'stopped' has no part in the loss 'loss'"),
@@ -332,7 +332,7 @@ def test_parameters_that_the_decay_spares_are_pytorchs_groups(whole, monkeypatch
 
 @pytest.mark.parametrize(
     ("spared", "why"),
-    [(".x", "AdamW: no_decay: no parameter that is trained is called '.x'; there are a, b"), (["w"], "is called 'w'"),
+    [(".x", "AdamW: no_decay: no trained parameter is called '.x'; there are a, b"), (["w"], "is called 'w'"),
      (3, "AdamW: no_decay: names of parameters such as"), ([None], 'or "1d", is wanted, not None'), (b"1d", "AdamW: no_decay")],
 )  # fmt: skip
 def test_parameters_that_cannot_be_spared_are_refused(spared, why):
@@ -382,7 +382,7 @@ def test_a_rate_that_is_set_holds_for_all_by_their_factors():
 
 @pytest.mark.parametrize(
     ("rates", "why"),
-    [({"d": 1}, "no parameter that is trained is called 'd'; there are a, b"), ({"c": 1}, "is called 'c'"),
+    [({"d": 1}, "no trained parameter is called 'd'; there are a, b"), ({"c": 1}, "is called 'c'"),
      ({"a": -1}, "the rate's factor of 'a' must be a number >= 0"), ([0.1], "a mapping such as"), ({3: 1}, "is called 3")],
 )  # fmt: skip
 def test_rates_that_are_none_are_refused(rates, why):
@@ -422,7 +422,7 @@ def test_a_schedule_that_is_a_function_is_kept_in_files_and_told_apart():
         (lambda: cv.Sampled(lambda k: -1.0, 10), "Sampled: the factor of step 0 must be a number >= 0, not -1.0"),
         (lambda: cv.Sampled(lambda k: "a", 10), "the factor of step 0"),
         (lambda: cv.Sampled(lambda k: 1.0, 0), "Sampled: total_steps must be an integer"),
-        (lambda: cv.Sampled(lambda k: 1.0, 10**9), "more than 10,000,000 answers"),
+        (lambda: cv.Sampled(lambda k: 1.0, 10**9), "more than 10,000,000 numbers"),
         (lambda: cv.Sampled(lambda k: 1.0, 10, every=0), "Sampled: every must be an integer"),
         (lambda: cv.Adam(schedule=lambda k: 1.0), r"or cv.Sampled\(function, total_steps\)"),
     ],

@@ -101,7 +101,7 @@ def test_a_loss_of_ones_own_gives_a_term_a_sample():
     w = RNG.random(300)
     assert fitted(own, X, T, sample_weight=w)["loss"] == pytest.approx(fitted(named, X, T, sample_weight=w)["loss"])
     assert own.evaluate(X, T)["loss"] == pytest.approx(named.evaluate(X, T)["loss"])
-    with pytest.raises(cv.CalcError, match="a term a sample"):
+    with pytest.raises(cv.CalcError, match="one term per sample"):
         classifier(loss=cv.mse, sample_weight=True)
 
 
@@ -130,7 +130,7 @@ def test_weights_want_a_model_that_has_some():
     for options in ({"sample_weight": np.ones(300)}, {"class_weight": {0: 1.0}}):
         with pytest.raises(cv.CalcError, match=r"make it with cv.Model\(..., sample_weight=True\)"):
             fitted(classifier(), X, Y, **options)
-    with pytest.raises(cv.CalcError, match="the model's target is no integer a sample"):
+    with pytest.raises(cv.CalcError, match="the model's target is not one integer per sample"):
         fitted(classifier(loss="mse", sample_weight=True), X, T, class_weight={0: 1.0})
     with pytest.raises(cv.CalcError, match=r"step takes 3 arrays \(input, target, sample_weight\), not 2"):
         classifier(sample_weight=True).step(X[:50], Y[:50])
@@ -403,7 +403,7 @@ def test_a_generator_is_read_on_from_epoch_to_epoch_and_may_end():
     assert [s for s in log.seen if isinstance(s, int)] == [2, 4, 2] and "val_loss" in history.epochs[0]
     history = fitted(classifier(), (b for b in batches() * 3), epochs=3, steps_per_epoch=6)
     assert len(history) == 3 and history.stopped == "all epochs done"
-    with pytest.raises(cv.CalcError, match="no batch has come: the iterable is empty"):
+    with pytest.raises(cv.CalcError, match="no batch came: the iterable is empty"):
         fitted(classifier(), iter([]), epochs=3)
 
 
@@ -422,9 +422,9 @@ def test_a_loader_of_pytorch_is_an_iterable_of_batches():
         ([{"input": X[:5]}], {}, "a batch has arrays for input; wanted: input, target"),
         ([(X, Y)], {}, "above the planned 50"),
         (batches(), {"validation": 0.2}, "no share can be held out"),
-        (batches(), {"sample_weight": np.ones(3)}, "sample_weight: of batches as they come"),
-        (batches(), {"class_weight": {0: 1}}, "class_weight: of batches as they come"),
-        (batches(), {"check_finite": True}, "check_finite: of batches as they come"),
+        (batches(), {"sample_weight": np.ones(3)}, "sample_weight: not possible with batches"),
+        (batches(), {"class_weight": {0: 1}}, "class_weight: not possible with batches"),
+        (batches(), {"check_finite": True}, "check_finite: not possible with batches"),
         (batches(), {"steps_per_epoch": 0}, "steps_per_epoch must be an integer >= 1"),
     ],
 )
@@ -725,7 +725,7 @@ def test_a_graph_has_what_is_said_of_layers():
     g = two_headed().roles
     assert g.labels == ("label", "value")
     graph = cv.CalcGraph()
-    with pytest.raises(cv.CalcError, match="a graph of your own has its loss already"):
+    with pytest.raises(cv.CalcError, match="a custom graph has its loss already"):
         cv.Model(graph, loss="mse", batch_size=3)  # type: ignore[call-overload]
     x = graph.placeholder("x", (None, 2))
     with graph.path("learn", backward=True) as learn:
@@ -833,8 +833,9 @@ def test_one_number_a_sample_may_come_without_its_axis():
     assert ours.bind(x[:8].copy(), y[:8].copy())() == theirs.step(x[:8], y[:8, None])
     ours["target"], theirs["target"] = y[:8], y[:8, None]
     np.testing.assert_array_equal(ours["target"], theirs["target"])
-    handle = cv.Fleet("1 MiB").add(ours.program, data=(x, y))
-    handle._fleet.fit(2, progress=False)
+    fleet = cv.Fleet("1 MiB")
+    handle = fleet.add(ours.program, data=(x, y))
+    fleet.fit(2, progress=False)
     assert np.isfinite(handle.loss)
     with pytest.raises(cv.ShapeError, match=r"data of shape \(8,\) has rank 1, \(B, 4\)"):
         ours.step(np.ones(8), y[:8])

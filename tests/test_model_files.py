@@ -116,7 +116,7 @@ def test_a_limit_refuses_a_heap_that_is_larger(tmp_path):
 
 def test_a_heap_larger_than_the_machine_is_refused_with_bytes(tmp_path):
     for make in (lambda: cv.CalcHeap("1000000 GiB"), lambda: model(batch_size=10**10), lambda: cv.Fleet(2**62)):
-        with pytest.raises(cv.PlanError, match="a heap of .*take smaller batches or models") as error:
+        with pytest.raises(cv.PlanError, match="a heap of .*use smaller batches or models") as error:
             make()
         assert error.value.needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >= error.value.allowed
 

@@ -85,7 +85,7 @@ def test_numbers_of_numpy_are_put_into_notes_and_a_wrong_one_keeps_only_its_mode
     bad.notes["errors"].append({1, 2})
     for name in names[1:] * 3:  # others come and go, though this one cannot
         assert cv.Model.on(heap.open(name)).parameters
-    with pytest.raises(cv.CalcError, match="model 'a': its notes hold what cannot be written as JSON .*{1, 2}"):
+    with pytest.raises(cv.CalcError, match="model 'a': its notes hold values that cannot be written as JSON .*{1, 2}"):
         heap.close()
     bad.notes["errors"].pop()
     heap.close()

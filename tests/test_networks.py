@@ -93,7 +93,7 @@ def test_layers_say_what_does_not_fit():
     x = g.placeholder("x", (None, 3, 6, 6))
     with g.path("learn", backward=True):
         for layer, text in (
-            (nn.Residual(nn.Conv2d(4, 3)), r"the branch makes .*4, 4, 4.*, the input is x \(B, 3, 6, 6\)"),
+            (nn.Residual(nn.Conv2d(4, 3)), r"the branch gives .*4, 4, 4.*, the input is x \(B, 3, 6, 6\)"),
             (nn.Concat(nn.Conv2d(4, 3), nn.Conv2d(4, 1)), "differ in more than their channels"),
             (nn.Conv2d(4, 3, groups=2), "3 channels of the input .* are not divisible by groups=2"),
             (nn.Conv1d(4, 3), r"is not \(N, channels, 1 sizes\)"),

@@ -105,7 +105,7 @@ except cv.PlanError:
     )
     assert run.stdout == ours.predict(np.ones((3, 4), "float32")).tobytes()
     told = run.stderr.decode().splitlines()[-1]
-    assert f"CalcError: a parameter begins with what the function '{small.__module__}.small-" in told
+    assert f"CalcError: a parameter is initialized by the function '{small.__module__}.small-" in told
     again = pickle.loads(pickle.dumps(ours))
     again.resident.reset(0)
     np.testing.assert_array_equal(again.parameters["linear_1.weight"], model().parameters["linear_1.weight"])
@@ -400,7 +400,7 @@ def wrong_operators():
         "differentiable names 'q', which is no input": {"differentiable": ("q",)},
         "flat names 'q', which is no input": {"flat": ("q",)},
         "no forward row writes 'y'": {"fwd": ()},
-        "'x' is said to be differentiable, but no backward row writes 'dx'": {"differentiable": ("x",)},
+        "'x' is declared differentiable, but no backward row writes 'dx'": {"differentiable": ("x",)},
         "differentiable, but no backward row writes": {"differentiable": ("x",), "bwd": bwd(R("dy", "rows*cols"), S("s", "rows"))},
     }  # fmt: skip
 
@@ -461,7 +461,7 @@ def test_a_kernel_cannot_raise():
         with pytest.raises(cv.CalcError, match="compiled code cannot raise, assert, yield or print: trap"):
             kernel(fn)
     for nothing in 5, lambda me: None:
-        with pytest.raises(cv.CalcError, match="@kernel takes a function of a row's name, not"):
+        with pytest.raises(cv.CalcError, match="@kernel takes a function named like a row, not"):
             kernel(nothing)
 
 

@@ -14,12 +14,12 @@ import pytest
 import calcvm as cv
 from bench import memory
 from calcvm.lowering import lower
-from calcvm.planner import packing as closing
 from calcvm.planner import plan
-from calcvm.planner.canonical import HARD, NETWORK, Canonical, Way
-from calcvm.planner.offsets import Packing, load, pack
-from calcvm.planner.packing import close_gap, largest_sets
-from calcvm.planner.peak import Peak
+from calcvm.planner.packing import gap
+from calcvm.planner.packing.gap import close_gap, largest_sets
+from calcvm.planner.packing.minimalloc import HARD, NETWORK, Canonical, SearchSetting
+from calcvm.planner.packing.pack import Packing, load, pack
+from calcvm.planner.packing.peak import Peak
 from tests.conftest import ENOUGH
 
 MINIMALLOC = Path(__file__).parents[2] / "shared" / "data" / "minimalloc"
@@ -67,7 +67,7 @@ def lowest(items: Items) -> int:
 
 @pytest.mark.parametrize("way", [HARD, NETWORK])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_canonical_search_finds_what_there_is_and_proves_what_there_is_not(seed: int, way: Way) -> None:
+def test_a_canonical_search_finds_what_there_is_and_proves_what_there_is_not(seed: int, way: SearchSetting) -> None:
     items = generated(random.Random(seed), 6, 8, 7)
     height = lowest(items)
     fits, too_low = Canonical(*items, height), Canonical(*items, height - 1)
@@ -103,7 +103,7 @@ def test_the_lowest_packing_is_found(seed: int, solver: bool, monkeypatch: pytes
 
 
 def test_no_time_is_taken_where_there_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_Search", None)  # any search would fail
+    monkeypatch.setattr(gap, "_Search", None)  # any search would fail
     items = [2, 3], [0, 1], [1, 2]
     known = pack(*items)
     assert known.height == known.bound

@@ -27,7 +27,7 @@ from calcvm.optim import SGD, Adam
 from calcvm.planner import plan
 from calcvm.planner.batch import MAX_BATCH, largest_batch
 from calcvm.planner.lifetimes import Machine
-from calcvm.planner.offsets import load, pack
+from calcvm.planner.packing.pack import load, pack
 from calcvm.planner.sync import barriers
 from tests.planner_checker import Broken, check
 

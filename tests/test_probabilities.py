@@ -35,9 +35,7 @@ RIGHT = {
 @pytest.mark.parametrize("of", WRONG)
 def test_probabilities_in_a_loss_of_scores(of, weights):
     loss, net, shape = WRONG[of]
-    with pytest.warns(
-        CalcWarning, match=f"{loss} takes scores and computes the (softmax|sigmoid) of them itself"
-    ) as told:
+    with pytest.warns(CalcWarning, match=f"{loss} takes scores and applies (softmax|sigmoid) itself") as told:
         cv.Model(net, input_shape=shape, loss=loss, optimizer="adam", batch_size=4, sample_weight=weights)
     assert len(told) == 1 and told[0].filename == __file__
 
@@ -88,7 +86,7 @@ def test_numpys_functions_say_what_to_take(name):
             "dot": lambda: function(y, t),
         }.get(name, lambda: function((y - t) * (y - t)))()
 
-    with pytest.raises(CalcError, match=rf"np\.{name} takes arrays, and .* is a variable of a graph: take .*cv\.mean"):
+    with pytest.raises(CalcError, match=rf"np\.{name} takes arrays, and .* is a variable of a graph: use .*cv\.mean"):
         cv.Model(nn.Linear(2), input_shape=(4,), loss=loss, optimizer="adam")
     if name == "mean":
         with pytest.raises(CalcError, match=r"np\.mean takes arrays"):

@@ -67,6 +67,18 @@ def test_readme_links_lead_somewhere() -> None:
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
 
 
+def test_the_measured_figures_are_those_of_the_results() -> None:
+    """Each row of README's first table quotes numbers of the section that its command wrote."""
+    results = (ROOT / "bench" / "RESULTS.md").read_text()
+    row = r"^\|[^|]*\|([^|]*\|[^|]*)\| `python -m bench (\w+)` \|$"
+    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 5
+    for cells, command in rows:
+        section = results.partition(f"\n`python -m bench {command}`")[2].partition("\n## ")[0]
+        for figure in re.findall(r"([\d.]+) [um]s", cells):
+            assert f" {figure} " in section, f"{figure} is not in the results of {command}"
+
+
 def test_a_wrong_readme_is_caught() -> None:
     check("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n```text\n1\n```\n", "right")
     with pytest.raises(AssertionError, match="wrong:1"):

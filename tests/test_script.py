@@ -342,7 +342,7 @@ def test_arrays_that_are_missing_or_of_other_lengths_and_epochs_below_none_are_r
     ):
         np.savez(tmp_path / "data.npz", **wrong)
         assert said("--data", "data.npz") == f"data.npz: {why}\n"
-    assert said("--epochs", "-1") == "--epochs -1: a number from 0 on is wanted\n"
+    assert said("--epochs", "-1") == "--epochs -1: must be >= 0\n"
 
 
 def test_it_goes_on_where_the_model_stands(tmp_path):
@@ -422,7 +422,7 @@ def test_operators_of_ones_own_have_a_text_where_they_are_formulas_and_else_are_
 
 def test_paths_that_are_none_are_refused(tmp_path):
     model = small()
-    with pytest.raises(cv.CalcError, match="ends with .py"):
+    with pytest.raises(cv.CalcError, match="must end with .py"):
         model.to_python(tmp_path / "train.txt")
     with pytest.raises(cv.CalcError, match="not the path of a file"):
         model.to_python(3)

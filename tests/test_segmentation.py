@@ -260,7 +260,7 @@ def test_padding_is_numbers_of_spatial_axes_or_pairs(padding):
 def test_errors_say_what_data_of_images_lack():
     net = nn.Conv2d(4, 3) >> nn.Flatten() >> nn.Linear(10)
     options = {"loss": "softmax_cross_entropy", "optimizer": cv.SGD(0.1), "batch_size": 4}
-    with pytest.raises(cv.ShapeError, match=r"of one channel it is \(N, 1, \.\.\.\)"):
+    with pytest.raises(cv.ShapeError, match=r"with one channel it is \(N, 1, \.\.\.\)"):
         cv.Model(net, input_shape=(8, 8), **options)
     model = cv.Model(net, input_shape=(3, 8, 8), **options)
     with pytest.raises(cv.ShapeError, match="channels_last=True"):

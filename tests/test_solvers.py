@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm.planner import aside, portfolio, recompute
+from calcvm import helper_process
 from calcvm.planner.layout import Layout
-from calcvm.planner.portfolio import Solvers
-from calcvm.planner.recompute import Problem
+from calcvm.planner.recomputation import race, search, solver_process
+from calcvm.planner.recomputation.race import Solvers
+from calcvm.planner.recomputation.schedule import RecomputationProblem
+from calcvm.planner.recomputation.search import solve
 from tests.conftest import ENOUGH
 from tests.planner_checker import check_live
 from tests.test_exact import cheapest, limited, paged, searched
@@ -58,7 +60,7 @@ def test_together_they_find_the_cheapest_and_prove_it(seed):
     best, known = cheapest(problem), searched(problem)
     assert best is not None
     solvers = Solvers(ENOUGH)
-    if not portfolio.SOLVERS[1].missing:
+    if not race.SOLVERS[1].missing:
         answer = solvers.improve(problem, known, 1.0)
         assert answer.run.cost == pytest.approx(best.cost) and answer.bound == pytest.approx(best.cost)
         assert solvers.spent < ENOUGH and "HiGHS and CP-SAT" in solvers.says(True)
@@ -106,7 +108,7 @@ def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch, whole):
     if not whole:
         pytest.skip("takes --whole")
     pytest.importorskip("scipy")
-    monkeypatch.setattr(recompute, "EFFORT", 0)  # the first schedule that fits is searched for
+    monkeypatch.setattr(search, "EFFORT", 0)  # the first schedule that fits is searched for
     graph = cv.build_graph(deep(3), (3, 12, 12), "softmax_cross_entropy", cv.SGD(0.1))
     how: dict[str, Any] = {"batch_size": 32, "workers": 1, "accumulate": False}
     whole = cv.plan(graph, **how)
@@ -155,7 +157,7 @@ FAULTS = {
     "killed": ("import os; os.kill(os.getpid(), 9)", "crashed (exit status -9)"),
     "ends": ("raise SystemExit(3)", "crashed (exit status 3)"),
     "raises": (ANSWERS.format("""'{"ended": "failed (ValueError: no)"}'"""), "failed (ValueError: no)"),
-    "nonsense": (ANSWERS.format("'nonsense'"), "answered what is no answer"),
+    "nonsense": (ANSWERS.format("'nonsense'"), "sent an invalid answer"),
 }
 
 
@@ -163,8 +165,8 @@ FAULTS = {
 def test_a_solver_that_fails_leaves_the_search(searched_plan, monkeypatch, fault):
     pytest.importorskip("scipy")
     code, text = FAULTS[fault]
-    monkeypatch.setattr(aside, "START", code)
-    monkeypatch.setattr(portfolio, "SOLVERS", portfolio.SOLVERS[:1])
+    monkeypatch.setattr(helper_process, "START", code)
+    monkeypatch.setattr(race, "SOLVERS", race.SOLVERS[:1])
     with pytest.warns(cv.CalcWarning, match="HiGHS"):
         plan = planned(searched_plan, ENOUGH)
     assert f"HiGHS {text}" in plan.solver and not plan.proved and same(plan, searched_plan)
@@ -172,8 +174,8 @@ def test_a_solver_that_fails_leaves_the_search(searched_plan, monkeypatch, fault
 
 def test_an_error_inside_a_solver_is_told(monkeypatch):
     pytest.importorskip("scipy")
-    broken = aside.Solver("HiGHS", "scipy", "SciPy", "calcvm.planner.no_such_model")
-    monkeypatch.setattr(portfolio, "SOLVERS", (broken,))
+    broken = solver_process.Solver("HiGHS", "scipy", "SciPy", "calcvm.planner.no_such_model")
+    monkeypatch.setattr(race, "SOLVERS", (broken,))
     problem = limited(1)
     solvers, known = Solvers(ENOUGH), searched(problem)
     with pytest.warns(cv.CalcWarning, match="failed .ModuleNotFoundError"):
@@ -191,11 +193,13 @@ def test_no_process_can_be_started(searched_plan, monkeypatch):
 
 def test_a_solver_that_does_not_end_is_ended(searched_plan, monkeypatch):
     pytest.importorskip("scipy")
-    monkeypatch.setattr(aside, "START", "import time; time.sleep(600)")
-    monkeypatch.setattr(portfolio, "GRACE", 0.2)
+    monkeypatch.setattr(helper_process, "START", "import time; time.sleep(600)")
+    monkeypatch.setattr(race, "GRACE", 0.2)
     started: list[Any] = []
-    made = aside.Aside.__init__
-    monkeypatch.setattr(aside.Aside, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1])
+    made = solver_process.SolverProcess.__init__
+    monkeypatch.setattr(
+        solver_process.SolverProcess, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1]
+    )
     begin = time.monotonic()
     plan = planned(searched_plan, 0.5)
     assert time.monotonic() - begin < 60 and started and all(one.process.returncode for one in started)
@@ -208,8 +212,8 @@ def test_what_a_solver_claims_is_followed(monkeypatch):
     known = searched(problem)
     assert known.chosen and not known.excess
     lies = '\'{"found": [], "bound": 1e9}\\n{"ended": ""}\''
-    monkeypatch.setattr(aside, "START", ANSWERS.format(lies))
-    monkeypatch.setattr(portfolio, "SOLVERS", (aside.Solver("Liar", "json", "json", ""),))
+    monkeypatch.setattr(helper_process, "START", ANSWERS.format(lies))
+    monkeypatch.setattr(race, "SOLVERS", (solver_process.Solver("Liar", "json", "json", ""),))
     answer = Solvers(ENOUGH).improve(problem, known, 1.0)
     assert answer.run is known and answer.bound == known.cost
 
@@ -219,9 +223,9 @@ def test_what_is_no_schedule_is_not_followed(monkeypatch, pair):
     problem = paged(limited(22), 2.0)
     known = searched(problem)
     lies = f'\'{{"found": [{[*pair]}]}}\\n{{"ended": ""}}\''
-    monkeypatch.setattr(aside, "START", ANSWERS.format(lies))
-    monkeypatch.setattr(portfolio, "SOLVERS", (aside.Solver("Liar", "json", "json", "", pages=True),))
-    with pytest.warns(cv.CalcWarning, match="Liar found what is no schedule"):
+    monkeypatch.setattr(helper_process, "START", ANSWERS.format(lies))
+    monkeypatch.setattr(race, "SOLVERS", (solver_process.Solver("Liar", "json", "json", "", pages=True),))
+    with pytest.warns(cv.CalcWarning, match="Liar found an invalid schedule"):
         assert Solvers(ENOUGH).improve(problem, known, 1.0).run is known
 
 
@@ -241,7 +245,7 @@ def test_an_interrupt_ends_the_solvers_and_not_the_plan(searched_plan):
 def test_one_more_while_they_are_ended_leaves_no_process(searched_plan, monkeypatch):
     pytest.importorskip("scipy")
     processes: list[Any] = []
-    ended = aside._end
+    ended = helper_process._end
 
     def interrupted(process: Any) -> None:
         processes.append(process)
@@ -252,7 +256,7 @@ def test_one_more_while_they_are_ended_leaves_no_process(searched_plan, monkeypa
     def interrupt(*what: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(aside, "_end", interrupted)
+    monkeypatch.setattr(helper_process, "_end", interrupted)
     plan = planned(searched_plan, ENOUGH, progress=interrupt)
     assert ", interrupted, " in plan.solver and plan.overhead <= searched_plan.overhead + 1e-12
     assert processes and all(one.returncode is not None for one in processes)
@@ -261,8 +265,10 @@ def test_one_more_while_they_are_ended_leaves_no_process(searched_plan, monkeypa
 def test_what_progress_raises_is_raised_and_no_process_is_left(searched_plan, monkeypatch):
     pytest.importorskip("scipy")
     started: list[Any] = []
-    made = aside.Aside.__init__
-    monkeypatch.setattr(aside.Aside, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1])
+    made = solver_process.SolverProcess.__init__
+    monkeypatch.setattr(
+        solver_process.SolverProcess, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1]
+    )
 
     def wrong(*what: float) -> None:
         raise RuntimeError("mine")
@@ -316,7 +322,7 @@ def test_statements_that_cost_nothing_are_planned():
     pytest.importorskip("scipy")
     given = limited(1)
     steps = [replace(s, cost=0.0) for s in given.steps]
-    problem = Problem(steps, given.sizes, given.backward, given.limit)
+    problem = RecomputationProblem(steps, given.sizes, given.backward, given.limit)
     known = searched(problem)
     answer = Solvers(5).improve(problem, known, 1.0)
     assert answer.run.cost == answer.bound == 0 and not answer.run.excess
@@ -341,16 +347,16 @@ def test_where_packing_adds_too_much_the_search_s_schedule_stays(monkeypatch):
     graph = cv.build_graph(cv.zoo.unet(width=8, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
     how = {"batch_size": 4, "workers": 1, "accumulate": False}
     memory = int(0.8 * cv.plan(graph, **how).heap_bytes)
-    monkeypatch.setattr(recompute, "EFFORT", 50_000)  # a search is made for each of the dear ones
+    monkeypatch.setattr(search, "EFFORT", 50_000)  # a search is made for each of the dear ones
     searched = cv.plan(graph, memory=memory, **how)
-    improve, required = portfolio.Solvers.improve, Layout.required
+    improve, required = race.Solvers.improve, Layout.required
     unpacked: list[int] = []  # what packing will add to schedules of the solvers: to the first
 
     def dear(self, problem, known, whole, others):
         answer = improve(self, problem, known, whole, others)
         limit, problem.limit, problem.followed = problem.limit, int(0.9 * problem.limit), 0  # as if all were so dear
         try:
-            return replace(answer, run=problem.run(problem.solve().chosen))
+            return replace(answer, run=problem.run(solve(problem).chosen))
         finally:
             problem.limit = limit
             unpacked.append(0 if met else 300_000)
@@ -361,7 +367,7 @@ def test_where_packing_adds_too_much_the_search_s_schedule_stays(monkeypatch):
     def adds(self, batch, effort, allowed=0):
         return required(self, batch, effort, allowed) + (unpacked.pop() if unpacked else 0)
 
-    monkeypatch.setattr(portfolio.Solvers, "improve", dear)
+    monkeypatch.setattr(race.Solvers, "improve", dear)
     with monkeypatch.context() as patch:
         patch.setattr(Layout, "required", adds)
         solved = cv.plan(graph, memory=memory, solver_seconds=1, **how)

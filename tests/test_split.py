@@ -18,14 +18,14 @@ import pytest
 import calcvm as cv
 from calcvm import planner
 from calcvm.devices import plan as devices
-from calcvm.planner import assignment
-from calcvm.planner.assignment import FEW, assign
-from calcvm.planner.devices import Problem, Read, problem_of
+from calcvm.planner.split import assignment
+from calcvm.planner.split.assignment import FEW, assign
+from calcvm.planner.split.problem import AssignmentProblem, Read, problem_of
 from tests.conftest import ENOUGH
 
 
 # ---------------------------------------------------------------- assignments
-def random_problem(seed: int) -> Problem:
+def random_problem(seed: int) -> AssignmentProblem:
     """A few statements in a few clusters, on two or three devices, one of which has little memory."""
     rng = random.Random(seed)
     n, n_devices = rng.randint(4, 8), rng.choice((2, 2, 3))
@@ -40,7 +40,7 @@ def random_problem(seed: int) -> Problem:
         readers = sorted(rng.sample(range(s + 1, n), rng.randint(0, min(3, n - s - 1))))
         made.append((rng.randint(1, 9) * 64, s, tuple(readers)))
     cost = tuple(tuple(rng.choice((1.0, 2.0, 5.0)) for _ in range(n_devices)) for _ in range(n))
-    return Problem(
+    return AssignmentProblem(
         cluster=tuple(cluster),
         cost=cost,
         joules=tuple(tuple(c * rng.choice((0.5, 1.0, 2.0)) for c in row) for row in cost),
@@ -291,7 +291,7 @@ def test_what_a_plan_says():
         (lambda: planned([cv.Processor("a", costs={"conv": 1.0})]), "no row and no label 'conv'"),
         (lambda: cv.Processor("a", cores=[10**6]), "none that this process may use"),
         (lambda: cv.Processor("a", cores=[]), "cores is empty"),
-        (lambda: cv.Processor("a", cores=[0, 0]), "one twice"),
+        (lambda: cv.Processor("a", cores=[0, 0]), "a duplicate"),
         (lambda: cv.Processor("a", device="cuda", cores=[0]), "a GPU has no cores"),
         (lambda: cv.Processor("a", device="tpu"), "device"),
         (lambda: cv.Processor("a", speed=0), "speed"),

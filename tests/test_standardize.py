@@ -254,7 +254,7 @@ def test_what_cannot_be_adapted_is_said():
     bad[3, 2] = np.nan
     for call, error, words in (
         (lambda: plain.adapt(x), CalcError, r"no layer that learns.*nn\.Standardize\(\)"),
-        (lambda: deep.adapt(x), CalcError, "'standardize_1' reads what the network computes"),
+        (lambda: deep.adapt(x), CalcError, "'standardize_1' reads a computed value"),
         (lambda: network((4,)).adapt(bad), CalcError, "feature 2 of 'input' has NaN"),
         (lambda: network((4,)).adapt(np.full((8, 4), 1e300)), CalcError, "too large for float32"),
         (
@@ -264,7 +264,7 @@ def test_what_cannot_be_adapted_is_said():
         ),
         (lambda: network((4,)).adapt(x[:, :3]), ShapeError, "do not fit"),
         (lambda: network((4,)).adapt(x[:0]), CalcError, "the data are empty"),
-        (lambda: network((4,)).adapt(iter(())), CalcError, "no data have come"),
+        (lambda: network((4,)).adapt(iter(())), CalcError, "no data came"),
         (lambda: network((4,), nn.Standardize(axis=2)), ShapeError, "no axis 2"),
         (lambda: nn.Standardize(1.0), CalcError, "mean and std, or neither"),
         (lambda: nn.Standardize(1.0, 0.0), CalcError, "above 0"),

@@ -341,7 +341,7 @@ def test_what_is_no_type_is_refused():
     with g.path("p"):
         with pytest.raises(CalcError, match="cast: dtype"):
             cv.cast(x, "int128")
-        with pytest.raises(CalcError, match=r"take cv.where\(condition, x, y\) for an if"):
+        with pytest.raises(CalcError, match=r"use cv.where\(condition, x, y\) for an if"):
             if x > 3:
                 pass
         with pytest.raises(CalcError, match="a variable is wanted"):
@@ -560,7 +560,9 @@ def test_mod_of_integers_that_floats_have_not_is_refused(of, dtype):
     g = CalcGraph()
     x = g.placeholder("ids", (None, 2), dtype=dtype)
     with g.path("p"):
-        with pytest.raises(CalcError, match=f"mod is of floats, .* all of {dtype}, the type of 'ids': .* take cv.cast"):
+        with pytest.raises(
+            CalcError, match=f"mod computes in floats, .* every {dtype}, the type of 'ids': .* use cv.cast"
+        ):
             of(x)
         assert of(cv.cast(x, None)).type == FLOAT
 
@@ -737,7 +739,7 @@ def test_a_loss_without_gradients_is_refused(blocked):
     """Training would change nothing."""
     how = {"input_shape": (3,), "loss": "mse", "optimizer": "adam", "batch_size": 4, "target_shape": (2,)}
     with pytest.raises(
-        CalcError, match="no gradient of the loss .* comes to 'linear_1.weight': .* integers, conditions"
+        CalcError, match="the loss .* has no gradient with respect to 'linear_1.weight': .* integers, conditions"
     ):
         cv.Model(nn.Linear(2) >> nn.Function(blocked), **how)
     model = cv.Model(nn.Linear(2) >> nn.Function(lambda y: cv.where(y > 0, y, 2.0 * y)), **how)

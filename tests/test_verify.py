@@ -81,7 +81,7 @@ def test_instructions_must_be_known(program):
 
     first, *others = program.instructions
     refused(
-        listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': declare a user's operator 'a'"
+        listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': declare the custom operator"
     )
     refused(
         listed((first.name, others[0].form), *others),

@@ -10,8 +10,8 @@ import pytest
 
 import calcvm as cv
 from calcvm.ops.statement import Statement
-from calcvm.planner import warmth
-from calcvm.planner.warmth import Touched, of_rows, touched, warm
+from calcvm.planner.costs import cache_model
+from calcvm.planner.costs.cache_model import Touched, of_rows, touched, warm
 from calcvm.vm.run import costs
 from calcvm.vm.run.costs import Costs, cache_bytes
 from calcvm.vm.run.entry import FLUSHES
@@ -137,7 +137,7 @@ def test_a_step_in_a_budget_is_told_beside_one_without(monkeypatch: pytest.Monke
     assert "caches counted" in str(plan) and plan.to_dict()["seconds_without"] == plan.seconds_without
     second = cv.plan(g, costs="measured", **budget)
     assert (second.seconds, second.seconds_without) == (plan.seconds, plan.seconds_without)
-    monkeypatch.setattr(warmth, "warm", lambda *_: pytest.fail("caches are followed"))
+    monkeypatch.setattr(cache_model, "warm", lambda *_: pytest.fail("caches are followed"))
     given = cv.plan(g, costs=lambda row: 1e-3, **budget)
     assert given.seconds_without is None and given.seconds == pytest.approx(
         1e-3 * sum(st.path == "learn" for st in given.statements)

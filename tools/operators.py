@@ -1,7 +1,7 @@
-"""Write docs/operators.md: the operator reference, from the operator table alone.
+"""Write docs/operators.md, the operator reference, from the operator table.
 
 python tools/operators.py           # write it
-python tools/operators.py --check   # only say whether it is up to date (exit status 1 if not)
+python tools/operators.py --check   # only check whether it is up to date (exit status 1 if not)
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ INTRODUCTION = """\
 This file is generated from the operator table, `src/calcvm/ops/`: change the table, then run `make docs`.
 [architecture.md](architecture.md) explains the terms.
 
-An **operator** is what a graph is made of; a **row** is one instruction of the VM. An operator's forward rows run in order; a
-backward row is emitted where a gradient that it sets is needed. A row is printed as its name and its equation; then come
+Graphs consist of **operators**; a **row** is one instruction of the VM. The forward rows of an operator run in order. A
+backward row is emitted if a gradient that it sets is needed. Each row is listed with its name and equation, followed by:
 
-- **words**: the integers (or float64 bits) after the header, in their order. A name alone is a size, from 0 to 2^40, and the only
-  kind of word that may depend on the batch; the others have their range beside them.
-- **operands**: element offsets into the heap, in their order. *reads*; *sets* every element; *sets or adds to*, by the word `acc`;
-  *updates* in place (parameters, state); *scratch* of this row alone. Then the extent in elements, over the words, and how the
-  workers share it: *by n*, worker w of W touches only units floor(n*w/W) to floor(n*(w+1)/W) of n equal ones; *all*, any worker
-  may touch any element; *worker 0*, nobody else touches it; *a part each*, equal parts of the extent. Where n is 0, as in some
-  choices between sizes, it is *all*.
-- **in place**: `y = x` says that y may take x's storage where x dies in this row.
-- **requires**: what must not be negative beyond the ranges of the words; the verifier proves it for every batch.
-- **flops**: operations of the row, counted once each (exp too).
+- **words**: the integers (or float64 bits) after the header, in order. A word without a range is a size, from 0 to 2^40. Only
+  sizes may depend on the batch.
+- **operands**: element offsets into the heap, in order. A row *reads* an operand; *sets* every element; *sets or adds to* it, by
+  the word `acc`; or *updates* it in place (parameters, state). *scratch* belongs to this row alone. Next come the extent in
+  elements, as a formula of the words, and how the workers share it. *by n*: worker w of W touches only units floor(n*w/W) to
+  floor(n*(w+1)/W) of n equal ones. *all*: any worker may touch any element. *worker 0*: no other worker touches it.
+  *a part each*: equal parts of the extent. If n is 0, as in some choices between sizes, it is *all*.
+- **in place**: `y = x` means that y may take x's storage if x dies in this row.
+- **requires**: expressions that must not be negative, beyond the ranges of the words. The verifier proves it for every batch.
+- **flops**: operations of the row, each counted once (exp too).
 
-`nw` is the planned number of workers, `gpu` 1 on the device "cuda" and else 0.
-Names with a `t_` are temporaries between the rows of one operator; names with a `d` are gradients.
+`nw` is the planned number of workers; `gpu` is 1 on the device "cuda", else 0.
+Names that begin with `t_` are temporaries between the rows of one operator; names that begin with `d` are gradients.
 """
 
 
@@ -52,7 +52,7 @@ def family_of(spec: OpSpec) -> str:
 
 
 def families() -> dict[str, list[OpSpec]]:
-    """The operators of each family, in the table's order; operators that users registered are none of ours."""
+    """The operators of each family, in the table's order, without those that users registered."""
     out: dict[str, list[OpSpec]] = {name: [] for name in FAMILIES}
     for spec in OPS.values():
         if spec.words.__module__.startswith("calcvm.ops."):
@@ -62,7 +62,7 @@ def families() -> dict[str, list[OpSpec]]:
 
 # ---------------------------------------------------------------- a row
 def wrapped(head: str, text: str, indent: int = 6) -> Iterator[str]:
-    """``head`` and the text after it, continued under the text's beginning."""
+    """``head`` and the text after it, with continuation lines indented to the text."""
     lead = " " * indent + f"{head:<10}"
     yield from textwrap.wrap(
         text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_long_words=False,
@@ -90,7 +90,7 @@ def shared(operand: Operand) -> str:
 
 
 def grouped(expression: str) -> str:
-    """In brackets where it is a bare choice."""
+    """Put a bare conditional in parentheses."""
     node = ast.parse(expression, mode="eval").body
     return f"({expression})" if isinstance(node, ast.IfExp) and node.col_offset == 0 else expression
 
@@ -125,7 +125,7 @@ def listed(names: Iterable[str], none: str = "none") -> str:
 
 
 def facts(spec: OpSpec) -> Iterator[str]:
-    """What is true of the operator beyond its rows."""
+    """The facts about the operator other than its rows."""
     given = [f"`{n}`" + (" (may be left out)" if n in spec.optional_inputs else "") for n in spec.inputs]
     yield f"Inputs: {', '.join(given) or 'none'}. Outputs: {listed(spec.outputs)}."
     if spec.saved:
@@ -151,7 +151,7 @@ def facts(spec: OpSpec) -> Iterator[str]:
 
 
 def operator(spec: OpSpec, shown: set[str]) -> Iterator[str]:
-    """A section; rows that several operators share are shown once."""
+    """A section.  Rows that several operators share are listed once."""
     yield f"### {spec.name}"
     yield ""
     for fact in facts(spec):

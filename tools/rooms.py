@@ -1,9 +1,9 @@
-"""Write docs/rooms.svg: the rooms of src/calcvm and which imports which, from the imports themselves.
+"""Draw docs/rooms.svg: the packages ("rooms") of src/calcvm and their imports, read from the sources.
 
 python tools/rooms.py           # write it
-python tools/rooms.py --check   # only say whether it is up to date (exit status 1 if not)
+python tools/rooms.py --check   # only check whether it is up to date (exit status 1 if not)
 
-Boxes are the rows of the table of rooms in docs/architecture.md.  An arrow is left out where others lead the same way.
+Boxes are the rows of the table of rooms in docs/architecture.md.  An arrow is omitted if other arrows lead the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 DOCS = Path(__file__).parent.parent / "docs"
 ROOT = DOCS.parent / "src" / "calcvm"
 TARGET = DOCS / "rooms.svg"
-INNER = ("vm",)  # folders whose folders are rooms of their own
+INNER = ("vm",)  # folders whose subfolders are separate rooms
 COMMON = {
     "errors.py",
     "lazy.py",
@@ -28,15 +28,15 @@ COMMON = {
     "progress.py",
     "undisturbed.py",
     "checks.py",
-}  # which many import: no arrows
+}  # imported by many, so drawn without arrows
 
 
 class Import(NamedTuple):
-    """An import of a file, at any depth.  ``target``: a module, where that can be told from a name in one."""
+    """An import in a file, at any depth.  ``target``: the imported module, if an imported name identifies it."""
 
     line: int
     target: str
-    typing: bool  # under TYPE_CHECKING: nothing is imported when the program runs
+    typing: bool  # under TYPE_CHECKING, so not executed
 
 
 # ---------------------------------------------------------------- what imports what
@@ -47,7 +47,7 @@ def module_of(path: Path, root: Path) -> str:
 
 @cache
 def imports(path: Path, root: Path) -> list[Import]:
-    """Every import of a file below ``root``, in whatever function or condition it is."""
+    """Every import of a file below ``root``, in any function or condition."""
     package = ("calcvm", *path.relative_to(root).parts[:-1])
     found: list[Import] = []
 
@@ -77,7 +77,7 @@ def imports(path: Path, root: Path) -> list[Import]:
 
 
 def room_of(module: str, root: Path = ROOT) -> str:
-    """The room of a module by its dotted name; "": the package itself, and what is no room."""
+    """The room of a module by its dotted name; "" for the package itself and for modules outside of rooms."""
     first, *rest = [*module.split(".")[1:], ""]
     if first in INNER and root.joinpath(first, rest[0]).is_dir() and rest[0]:
         return f"{first}.{rest[0]}"
@@ -85,7 +85,7 @@ def room_of(module: str, root: Path = ROOT) -> str:
 
 
 def circles(root: Path) -> list[list[str]]:
-    """Modules that import each other when the program runs, at once or in a function: each circle once."""
+    """Import cycles between modules at run time, including imports in functions; each cycle once."""
     files = {module_of(path, root): path for path in sorted(root.rglob("*.py"))}
     left = {
         m: {i.target for i in imports(p, root) if not i.typing and i.target in files} - {m} for m, p in files.items()
@@ -95,7 +95,7 @@ def circles(root: Path) -> list[list[str]]:
         while free := [m for m, others in left.items() if not others & left.keys()]:
             for m in free:
                 del left[m]
-        if left:  # whoever is followed far enough comes around
+        if left:  # every remaining module leads into a cycle
             way = [next(iter(left))]
             while way[-1] not in way[:-1]:
                 way.append(min(left[way[-1]] & left.keys()))
@@ -106,14 +106,14 @@ def circles(root: Path) -> list[list[str]]:
 
 # ---------------------------------------------------------------- the boxes
 def boxes() -> dict[tuple[str, ...], str]:
-    """Rows of the table of rooms: the names in the first column, and what is said of them."""
+    """Rows of the table of rooms: the names in the first column, and their description."""
     section = (DOCS / "architecture.md").read_text().partition("\n## Rooms\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
     return {tuple(re.findall(r"`([^`]+)`", names)): text.strip() for names, text in rows}
 
 
 def arrows(of: Mapping[str, tuple[str, ...]]) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
-    """For each box those that its rooms import, without those that it reaches through others."""
+    """By box, the boxes that its rooms import, without those that it reaches through others."""
     out: dict[tuple[str, ...], set[tuple[str, ...]]] = {box: set() for box in of.values()}
     for path in ROOT.rglob("*.py"):
         box = of.get(room_of(module_of(path, ROOT)))
@@ -135,11 +135,11 @@ STEP, LINE, GAP, CHARACTER, PAD = (
     26,
     7,
     10,
-)  # pixels: from layer to layer, of a line, between boxes, of a letter
+)  # pixels: distance of layers, line height, gap between boxes, width of a letter, padding
 
 
 class Node:
-    """A box, or (without lines) a place in a layer that an arrow goes through."""
+    """A box, or (without lines) a place in a layer for an arrow to pass through."""
 
     def __init__(self, lines: tuple[str, ...], layer: int):
         self.lines, self.layer, self.x = lines, layer, 0.0
@@ -150,7 +150,7 @@ class Node:
 
 
 def layered(graph: Mapping[tuple[str, ...], set[tuple[str, ...]]]) -> list[list[Node]]:
-    """Boxes in layers, each above all that it imports; in a layer near to what they are tied to."""
+    """Boxes in layers, each above all that it imports, and near its neighbours within a layer."""
     depth: dict[tuple[str, ...], int] = {}
 
     def layer_of(box: tuple[str, ...]) -> int:
@@ -184,7 +184,7 @@ def layered(graph: Mapping[tuple[str, ...], set[tuple[str, ...]]]) -> list[list[
 
 
 def spread(row: list[Node]) -> None:
-    """Move the nodes of a layer apart as far as they overlap, around where they were."""
+    """Move overlapping nodes of a layer apart, around their former center."""
     middle, at = sum(node.x for node in row) / len(row), float("-inf")
     for node in row:
         node.x = max(node.x, at + node.width / 2)
@@ -201,7 +201,7 @@ def draw(layers: list[list[Node]], texts: Mapping[tuple[str, ...], str], common:
     height = STEP * len(layers) + 2 * LINE + GAP
 
     def at(node: Node) -> tuple[int, int, int]:
-        """Its middle, top and bottom."""
+        """The middle, top and bottom of a node."""
         middle = STEP * (len(layers) - node.layer) - STEP // 2
         return round(node.x - left), middle - node.height // 2, middle + node.height // 2
 

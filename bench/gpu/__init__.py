@@ -1,6 +1,6 @@
 """P12: calcvm's CUDA device beside its peers on the same GPU, and what the GPU itself allows.
 
-``python -m bench gpu [--part mlp,tiny,fleet,machine] [--who NAME,...] [--quick]``.  Each part stores a result of its own, so
+``python -m bench gpu [--part mlp,tiny,fleet,machine] [--who NAME,...] [--quick]``.  Each part stores its own result, so
 that a short lease of a GPU can be spent on one of them.  Without a GPU the command says so and exits with status 2.
 """
 

@@ -1,4 +1,4 @@
-"""P12: ten thousand small models on a GPU, each with data and initial weights of its own, in microseconds per model step.
+"""P12: ten thousand small models on a GPU, each with its own data and initial weights, in microseconds per model step.
 
 First all of one shape, then of 40 shapes.  No time is printed for a contestant of which a model's mean loss over the
 first epoch differs.

@@ -102,7 +102,7 @@ class Rows:
         words = np.zeros(self.gave_up + 1, np.int64)
         self.driver.to_host(words, self.control)
         if words[self.gave_up]:
-            raise RuntimeError("a grid's blocks waited for each other in vain")
+            raise RuntimeError("the blocks of a grid did not meet at a barrier")
 
     def close(self) -> None:
         for address in (self.heap, self.rows, self.control, self.job):
@@ -154,7 +154,7 @@ def linear(m: int, n: int, k: int, blocks: int) -> tuple[tuple[str, dict, dict, 
 
 
 def rates(made: Result, device: Any, limits: Limits, quick: bool) -> dict[str, float]:
-    """Shares of the limits that rows reach in a grid of a block a multiprocessor, and as launches of their own."""
+    """Shares of the limits that rows reach in a grid of one block per multiprocessor, and as separate launches."""
     repeats, blocks = 2 if quick else 7, device.driver.multiprocessors
     table, product = [], []
     for m, n, k in PRODUCTS[2:] if quick else PRODUCTS:

@@ -1,4 +1,4 @@
-"""The contestants of many small models on a GPU: each has data and initial weights of its own, all train with Adam.
+"""The contestants of many small models on a GPU: each has its own data and initial weights, all train with Adam.
 
 As in `bench.many`, a contestant has ``train(epochs) -> seconds``, ``losses()`` and ``models``, and goes on where its last
 training stopped.  Initial weights are those that calcvm draws from a model's seed.  ``device="cpu"`` is for tests.

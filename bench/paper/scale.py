@@ -66,7 +66,7 @@ def run(result: Result, sources: Sequence[Source], quick: bool) -> None:
 
 
 def contestants(models: int, quick: bool) -> list[str]:
-    """Who takes part: ours, and who can be the best of its family for so many models."""
+    """The contestants: ours, and the best of each family for so many models."""
     ranges = {who: RANGE.get(who, (1, models)) for members in FAMILIES.values() for who in members}
     able = [who for who, (least, most) in ranges.items() if least <= models <= most]
     return able[:2] if quick else able

@@ -62,7 +62,7 @@ __all__ = [
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 _public = __all__
-# `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
+# `from calcvm import *` must not hide Python's sum, abs, max, min, pow, slice and compile: write cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
 
 
@@ -98,7 +98,7 @@ _hints.hint(globals(), [_name for _name in _public if _name in globals()])
 
 
 def __getattr__(name: str) -> object:
-    """What few programs need is imported when it is asked for: searches take 4 ms of 90."""
+    """Import rarely used names on first access: searches take 4 ms of 90."""
     if name == "zoo":
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):

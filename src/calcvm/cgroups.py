@@ -1,7 +1,7 @@
-"""The limits of the control groups that this process is in, of either version: what a container may use.
+"""The limits of this process's control groups, of either version: what a container may use.
 
-A group's limits bind all groups inside it, so the tightest on the way from the process's own group up to the mounted root counts.
-Inside a container the root of the mount may be the container's own group, or a group that its paths do not name.
+A group's limits apply to all groups inside it, so the tightest one from the process's own group up to the mounted root counts.
+Inside a container, the root of the mount may be the container's own group, or a group that its paths do not name.
 Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/.
 """
 
@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-ROOT = Path("/")  # of the file system in which the files are
+ROOT = Path("/")  # of the file system with the files below
 
 
 class Room(NamedTuple):
-    """Bytes that a group may have (``limit``), and what of them is left: without what it uses and cannot drop, with free swap."""
+    """Memory of a group: its ``limit``, and the bytes ``left``: the limit without memory it uses and cannot drop, plus free swap."""
 
     limit: int
     left: int
@@ -25,7 +25,7 @@ class Room(NamedTuple):
 
 
 def cpus() -> float | None:
-    """Processors that the group may use on average, as its quota says; None: no limit."""
+    """Processors that the group may use on average, by its quota; None: no limit."""
     found: list[float] = []
     for folder in _groups("cpu"):
         with suppress(OSError, ValueError, ZeroDivisionError):
@@ -63,15 +63,15 @@ def _room(folder: Path) -> Room | None:
 
 
 def _number(file: Path) -> int | None:
-    """What a file of a limit says; None where there is no file, or no limit."""
+    """The limit in a file; None if there is no file or no limit."""
     with suppress(OSError, ValueError):
         number = int(file.read_text())
-        return number if 0 <= number < 1 << 60 else None  # "no limit" of version 1 is the largest number of whole pages
+        return number if 0 <= number < 1 << 60 else None  # version 1: "no limit" is the largest number of pages
     return None
 
 
 def _figures(file: Path) -> dict[str, int]:
-    """A file of names and numbers."""
+    """The contents of a file of names and numbers."""
     with suppress(OSError):
         lines = (line.split() for line in file.read_text().splitlines())
         return {name: int(number) for name, number, *_ in (line for line in lines if len(line) > 1) if number.isdigit()}
@@ -79,7 +79,7 @@ def _figures(file: Path) -> dict[str, int]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of the groups that the process is in, of a controller and of version 2, each with those around it."""
+    """Folders of the process's groups, of a controller in version 1 and of version 2, each with its parents."""
     try:
         mine = [line.split(":", 2) for line in (ROOT / "proc/self/cgroup").read_text().splitlines()]
         mounts = [line.partition(" - ") for line in (ROOT / "proc/self/mountinfo").read_text().splitlines()]
@@ -97,10 +97,10 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _up(point: Path, root: str, path: str) -> Iterator[Path]:
-    """A group's folder below the mount of a root, and those around it."""
+    """A group's folder below the mount of a root, and its parents."""
     try:
         inside = PurePosixPath(path).relative_to(root).parts
-    except ValueError:  # named from outside: what is mounted is the process's own
+    except ValueError:  # named from outside: the mount is the process's own group
         inside = ()
     if ".." in inside:
         inside = ()

@@ -1,7 +1,7 @@
-"""What users give, checked and made plain: numbers of NumPy are numbers, and a mistake is told in one sentence.
+"""Checks of users' arguments: NumPy's numbers become Python's, and an error is one sentence.
 
-Every function takes ``what`` the value is (where it stands and its name) and returns the value as Python's own int,
-float, str or bool, which a file can hold.
+Every function takes ``what``, the place and name of the value, and returns the value as Python's int, float, str or
+bool, which a file can hold.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from calcvm.errors import CalcError, ShapeError
 
 SHOWN = 60  # characters of a value in a message
 LARGEST = 2**63 - 1
-HUGE = 1e300  # bounds from here on need not be told
+HUGE = 1e300  # messages omit larger bounds
 T = TypeVar("T")
 
 
 def shown(value: Any) -> str:
-    """A value in a message: in one line, and cut where it is long."""
+    """A value in a message: on one line, and cut if it is long."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {shape}"
     if isinstance(value, (list, tuple, dict, set, str, bytes)) and len(value) > SHOWN:
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and abs(value) > 2**200:  # Python writes no integers of thousands of digits
+    if isinstance(value, int) and abs(value) > 2**200:  # Python does not print integers of thousands of digits
         return f"an integer of {value.bit_length()} bits"
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers, and sizes of variables that are numbers, as Python's, in tuples and lists too; everything else as it is."""
+    """Convert NumPy's numbers, and constant sizes of variables, to Python's, also inside tuples and lists."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(plain, value)) if type(value) in (tuple, list) else value
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
@@ -45,12 +45,12 @@ def plain(value: Any) -> Any:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is a whole number's type: Python's or NumPy's, and no bool."""
+    """Whether it has an integer type of Python or NumPy, and is no bool."""
     return isinstance(plain(value), Integral) and not isinstance(plain(value), bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number's type: Python's or NumPy's, and no bool."""
+    """Whether it has a real type of Python or NumPy, and is no bool."""
     return isinstance(plain(value), Real) and not isinstance(plain(value), bool)
 
 
@@ -59,9 +59,9 @@ def integer(what: str, value: Any, low: int = 1, high: int = LARGEST, *, unless:
 
     Raises
     ------
-    CalcError : it is none; ``unless`` says what may be given in its place.
+    CalcError : it is not one; ``unless`` adds an alternative to the message.
     """
-    if type(value) is int and low <= value <= high:  # as is most often so
+    if type(value) is int and low <= value <= high:  # the common case
         return value
     if is_integer(value) and low <= (number := operator.index(plain(value))) <= high:
         return number
@@ -73,7 +73,7 @@ def integer(what: str, value: Any, low: int = 1, high: int = LARGEST, *, unless:
 def number(
     what: str, value: Any, low: float = -math.inf, high: float = math.inf, *, ends: str = "[]", unless: str = ""
 ) -> float:
-    """A finite number between two bounds, of which ``ends`` tells as in mathematics: "[)" has the low one alone."""
+    """A finite number between two bounds; ``ends`` is as in mathematics: "[)" includes only the lower bound."""
     if is_number(value):
         try:
             x = float(value)
@@ -97,7 +97,7 @@ def _interval(low: float, high: float, ends: str) -> str:
 
 
 def called(value: Any) -> str:
-    """An object in a message: what it is, and of which type."""
+    """An object in a message: its value and type."""
     if isinstance(value, type):
         return f"the class {value.__name__} (write {value.__name__}(...))"
     return shown(value) if value is None else f"{shown(value)} ({type(value).__name__})"
@@ -112,14 +112,14 @@ def flag(what: str, value: Any) -> bool:
 
 
 def text(what: str, value: Any, example: str = "") -> str:
-    """A text that is not empty."""
+    """A nonempty text."""
     if not isinstance(value, str) or not value:
         raise CalcError(f"{what} is a text{example and f' such as {example!r}'}, not {shown(value)}")
     return value
 
 
 def choice(what: str, value: Any, known: Iterable[Any]) -> Any:
-    """One of the values that are known."""
+    """One of the known values."""
     known = tuple(known)
     if not any(value is k or (isinstance(value, str) and value == k) for k in known):
         raise CalcError(f"{what} {shown(value)} is unknown; take one of {', '.join(str(k) for k in known)}")
@@ -127,14 +127,14 @@ def choice(what: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def one_of(what: str, value: Any, kind: type[T] | tuple[type, ...], wanted: str) -> T:
-    """An object of a type; ``wanted`` says which, and how to get one."""
+    """An object of a type; ``wanted`` names the type and how to get one."""
     if not isinstance(value, kind):
         raise CalcError(f"{what}: {wanted} is wanted, not {called(value)}")
     return value  # type: ignore[return-value]
 
 
 def items(what: str, value: Any, wanted: str) -> list[Any]:
-    """What a list, tuple, array or other series holds; texts and mappings are none."""
+    """The items of a list, tuple, array or other iterable, but not of a text or mapping."""
     try:
         if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
             return list(value)
@@ -144,7 +144,7 @@ def items(what: str, value: Any, wanted: str) -> list[Any]:
 
 
 def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[Any, ...]:
-    """A shape: integers, and (``batch``) None for the batch."""
+    """A shape: integers, and, with ``batch``, None for the batch."""
     try:
         shape = tuple(items(what, shape, "a tuple of sizes"))
     except CalcError:

@@ -1,4 +1,4 @@
-"""The command ``calcvm``: `calcvm.commands` where the extra ``cli`` is installed, else ``info``, and a line that names it."""
+"""The command ``calcvm``: `calcvm.commands` if the extra ``cli`` is installed, else only ``info`` and a hint to install it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from calcvm.errors import CalcError
 
 
 def main() -> NoReturn:
-    """Run the command line; bad input is one line on stderr and exit status 1."""
+    """Run the command line.  Bad input gives one line on stderr and exit status 1."""
     run: Callable[[], object]
     try:
         import rich  # noqa: F401
@@ -34,7 +34,7 @@ def main() -> NoReturn:
 
     try:
         run()
-    except (CalcError, OSError, MemoryError) as error:  # of the last two such as a full disk
+    except (CalcError, OSError, MemoryError) as error:  # OSError, for example, if a disk is full
         print(f"calcvm: {error or type(error).__name__}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

@@ -26,12 +26,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     context_settings={"max_content_width": 120},
-    rich_markup_mode=None,  # by rich a flag is shown as one that takes a <bool>
+    rich_markup_mode=None,  # rich shows flags as options that take a <bool>
     pretty_exceptions_enable=False,
 )
 
 HELD_OUT = 0.2
-# held-out accuracy below which the demo has failed, after as many epochs as it takes by itself
+# the demo fails below this held-out accuracy, after its default number of epochs
 ENOUGH = {"mlp": 0.96, "lenet": 0.98, "resnet18": 0.97}
 LARGEST_LAYER, LARGEST_BATCH = 1 << 30, 1 << 40
 ACTIVATIONS: dict[str, Callable[..., nn.Layer]] = {
@@ -54,7 +54,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="T
 Memory = Annotated[
     str | None,
     typer.Option(
-        help='A budget, such as "64 MiB": the largest batch that fits; with --batch-size a cap, under which values are made again.'
+        help='A budget, such as "64 MiB": the largest batch that fits; with --batch-size a limit, met by recomputing values.'
     ),
 ]
 Activation = Annotated[str, typer.Option(help=f"Of the hidden layers: {', '.join(ACTIVATIONS)}.")]
@@ -63,7 +63,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Size of the team (defa
 
 
 def network(layers: str, activation: str) -> tuple[nn.Sequential, int, int]:
-    """The layers of ``784-64-64-10``, and the sizes of input and output."""
+    """The layers of a text such as ``784-64-64-10``, and the sizes of input and output."""
     parts = layers.split("-")
     if len(parts) < 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
         hint = f" (networks of the zoo: {', '.join(cv.zoo.__all__)})" if parts[0][:1].isalpha() else ""
@@ -83,7 +83,9 @@ def network(layers: str, activation: str) -> tuple[nn.Sequential, int, int]:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=lambda wanted: _say_version(wanted), help="Say which it is."),
+        typer.Option(
+            "--version", is_eager=True, callback=lambda wanted: _say_version(wanted), help="Print the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -96,11 +98,11 @@ def _say_version(wanted: bool) -> None:
 
 
 def check_target(path: Path, *read: Path, picture: bool = False) -> None:
-    """Refuse a path that a result cannot be written to, before the work that leads to it; and what is ``read`` for it."""
+    """Raise CalcError early if a result cannot be written to a path, or the path is one of ``read``, the command's inputs."""
     if path.is_dir():
         raise CalcError(f"{path} is a folder: name a file")
     if any(path.exists() and other.exists() and path.samefile(other) for other in read):
-        raise CalcError(f"{path} is what the command reads, and would be lost: name another file to write to")
+        raise CalcError(f"{path} is an input of the command, and would be overwritten: name another file to write to")
     folder = files.place(path).parent
     if not folder.is_dir():
         raise CalcError(f"{path} cannot be written: there is no folder {folder}")
@@ -109,7 +111,7 @@ def check_target(path: Path, *read: Path, picture: bool = False) -> None:
     with (
         telling(str(path), "written"),
         TemporaryFile(dir=folder),
-    ):  # such as /proc says of itself that it can be written to
+    ):  # os.access says yes for some, such as /proc
         pass
     if picture:
         try:
@@ -119,7 +121,7 @@ def check_target(path: Path, *read: Path, picture: bool = False) -> None:
         formats = FigureCanvasBase.get_supported_filetypes()
         if path.suffix[1:].lower() not in formats:
             raise CalcError(
-                f"{path}: no picture is written as {path.suffix or 'a file without suffix'!r}; take one of {', '.join(formats)}"
+                f"{path}: pictures cannot be written as {path.suffix or 'a file without suffix'!r}; take one of {', '.join(formats)}"
             )
 
 
@@ -130,13 +132,13 @@ def demo(
         Path | None,
         typer.Option(help="Directory of MNIST's or Fashion-MNIST's files, or CIFAR-10's (default: bundled digits)."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 20; 30 of mlp on the digits.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 20; 30 for mlp on the digits.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     out: Annotated[Path, typer.Option(help="Where heap.png and model.calc are written.")] = Path("out"),
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
-    """Train a network on real images: the plan, the training, the accuracy on a held-out fifth."""
+    """Train a network on real images; print the plan, the training and the accuracy on a held-out fifth."""
     if network not in DEMOS:
         raise CalcError(f"--network {network} is unknown: take one of {', '.join(DEMOS)}")
     try:
@@ -165,7 +167,7 @@ def demo(
 
     model.step(X_train[:batch_size], y_train[:batch_size])  # the first call compiles or loads the kernels
     history = model.fit(X_train, y_train, epochs=n_epochs, progress=True)
-    seconds = sorted(history["seconds"])[len(history) // 2]  # the first epoch may compile what steps did not need
+    seconds = sorted(history["seconds"])[len(history) // 2]  # the first epoch may compile more kernels
     n_steps = -(-len(X_train) // batch_size)
     accuracy = model.evaluate(X_test, y_test)["accuracy"]
 
@@ -182,7 +184,7 @@ def demo(
 
 Demo = tuple[
     nn.Sequential, nn.Layer, np.ndarray, str, float, int
-]  # layers, preparing, images, what it is, rate, epochs
+]  # layers, preprocessing, images, description, rate, epochs
 
 
 def _coloured(X: np.ndarray) -> bool:
@@ -196,7 +198,7 @@ def _mlp(X: np.ndarray, scale: nn.Layer, small: bool) -> Demo:
 
 
 def _of_images(name: str, make: Callable[[int], nn.Sequential]) -> Callable[[np.ndarray, nn.Layer, bool], Demo]:
-    """Scans of 8 by 8, which are too small for it, are scaled to 16 by 16; photographs are mirrored and shifted by chance."""
+    """A demo that scales scans of 8 by 8, which are too small, to 16 by 16, and mirrors and shifts photographs at random."""
 
     def demo_of(X: np.ndarray, scale: nn.Layer, small: bool) -> Demo:
         if X.ndim == 2:
@@ -220,16 +222,16 @@ DEMOS = {
 
 
 def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph:
-    """The graph of the classifier that `train` trains, or of one of the zoo's, of images of ``size`` by ``size``."""
+    """The graph of the classifier that `train` trains, or of a network of the zoo for images of ``size`` by ``size``."""
     if layers in cv.zoo.__all__:
         if activation != USUAL:
-            raise CalcError(f"--activation is of layers such as 784-64-64-10: {layers} has its own")
+            raise CalcError(f"--activation is for layers such as 784-64-64-10: {layers} has its own")
         make = getattr(cv.zoo, layers)
         size = size or signature(make).parameters["size"].default
         shape = (1 if layers == "lenet" else 3, size, size)
         return cv.build_graph(make(size=size), shape, "softmax_cross_entropy", cv.Adam(1e-3))
     if size is not None:
-        raise CalcError(f"--size is of images, for one of {', '.join(cv.zoo.__all__)}")
+        raise CalcError(f"--size is for images, and one of {', '.join(cv.zoo.__all__)}")
     net, n_in, n_out = network(layers, activation)
     loss = "softmax_cross_entropy" if n_out > 1 else "binary_cross_entropy"
     return cv.build_graph(nn.Standardize() >> net, (n_in,), loss, cv.Adam(1e-3))
@@ -244,12 +246,10 @@ def plan(
     memory: Memory = None,
     activation: Activation = USUAL,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    size: Annotated[int | None, typer.Option(min=1, help="Of a zoo's network: sides of its images.")] = None,
-    solver_seconds: Annotated[
-        float, typer.Option(min=0, help="Of solvers that look for the least work where values are made again.")
-    ] = 0.0,
+    size: Annotated[int | None, typer.Option(min=1, help="Sides of the images, for a network of the zoo.")] = None,
+    solver_seconds: Annotated[float, typer.Option(min=0, help="Time for solvers that minimize recomputation.")] = 0.0,
     costs: Annotated[
-        str, typer.Option(help="What making values again is told to take: reckoned, or measured on this machine.")
+        str, typer.Option(help="Costs of recomputation: reckoned, or measured on this machine.")
     ] = "reckoned",
     page_bytes: Annotated[
         str | None, typer.Option(help='With --memory: room for values in a file, such as "1 GiB".')
@@ -259,7 +259,7 @@ def plan(
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
     ] = None,
 ) -> None:
-    """Say what training a classifier as `train` does needs, statement by statement.  Nothing is allocated."""
+    """Print what training a classifier by `train` needs, statement by statement.  Nothing is allocated."""
     wanted = graph(layers, activation, size)
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
@@ -289,7 +289,7 @@ TABLE = "table"
 
 
 def _columns(model: cv.Model) -> datasets.Columns | None:
-    """The columns that `train` has noted; a note of this name in another form is a user's own."""
+    """The columns that `train` has noted.  A note of this name in another form belongs to the user."""
     match model.notes.get(TABLE):
         case {"columns": [*columns], "target": str(target)} if all(isinstance(name, str) for name in columns):
             return datasets.Columns(columns, target)
@@ -299,7 +299,7 @@ def _columns(model: cv.Model) -> datasets.Columns | None:
 def _samples(
     data: Path, target: str | None, model: cv.Model | None = None, labelled: bool = True
 ) -> tuple[np.ndarray, np.ndarray | None, datasets.Columns | None]:
-    """Samples of a file, to learn from or for a model; a table's, where a table is or was learned from, are finite."""
+    """Samples of a file, for training or for a model.  The numbers of a table must be finite, if the model is from a table."""
     learned = _columns(model) if model else None
     X, y, table = datasets.samples(data, target, labelled, learned)
     if table and (learned or not model):
@@ -315,7 +315,7 @@ def train(
     data: Data,
     layers: Layers,
     target: Target = "y",
-    out: Annotated[Path, typer.Option(help="Where the model is saved.")] = Path("model.calc"),
+    out: Annotated[Path, typer.Option(help="The file to save the model to.")] = Path("model.calc"),
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
@@ -326,7 +326,7 @@ def train(
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
-    """Train on a file: a classifier where y is a label for several outputs, or 0 or 1 for one; else a regression.
+    """Train on a file: a classifier if y holds labels (0 or 1 for a single output), else a regression.
 
     Inputs are standardized.  A regression's loss is the squared error, and each output is scaled to its target.
     """
@@ -348,7 +348,7 @@ def train(
     net = nn.Standardize() >> net
     wide = _wide(X_train) or not (classes or binary) and _wide(y_train)
     if wide:
-        print("float64 is taken, as numbers of a column are too near to each other for float32", end="\n\n")
+        print("float64 is used, because numbers of a column are too near to each other for float32", end="\n\n")
     if not (classes or binary):
         spread, mean = y_train.std(axis=0), y_train.mean(axis=0)
         net = net >> nn.Function(_rescaled, tuple(np.where(spread > 0, spread, 1).tolist()), tuple(mean.tolist()))
@@ -371,7 +371,7 @@ def train(
     lost = next((i for i, loss in enumerate(history["loss"], 1) if not np.isfinite(loss)), None)
     if lost is not None:
         raise CalcError(
-            f"the loss of epoch {lost} is {history['loss'][lost - 1]}: take a smaller --learning-rate; {out} is not written"
+            f"the loss of epoch {lost} is {history['loss'][lost - 1]}: use a smaller --learning-rate; {out} is not written"
         )
     if classes or binary:
         usual = np.bincount(y_train.ravel().astype(int)).argmax()
@@ -388,11 +388,11 @@ def train(
 
 
 def _classes(y: np.ndarray, n: int, of: str) -> np.ndarray:
-    """Labels of n classes as integers; floats may be whole ones."""
+    """Labels of n classes as integers.  Floats must be whole numbers."""
     wrong = np.flatnonzero(~np.isin(y, np.arange(n)))
     if wrong.size:
         raise CalcError(
-            f"{of} has {y[wrong[0]]} in sample {wrong[0] + 1}: where layers end in {n} outputs, labels of classes are integers "
+            f"{of} has {y[wrong[0]]} in sample {wrong[0] + 1}: if layers end in {n} outputs, labels of classes are integers "
             f"from 0 to {n - 1}; to predict a number, let them end in 1"
         )
     return y.astype(np.int64)
@@ -403,7 +403,7 @@ def _rescaled(y: cv.Variable, spread: tuple[float, ...], mean: tuple[float, ...]
 
 
 def _wide(columns: np.ndarray) -> bool:
-    """Whether a column has numbers that float32 hardly tells apart, such as seconds since 1970."""
+    """Whether a column has numbers that float32 can hardly distinguish, such as seconds since 1970."""
     spread, apart = columns.std(axis=0), np.spacing(np.abs(columns.mean(axis=0)).astype(np.float32))
     return bool(((spread > 0) & (spread < 100 * apart)).any())
 
@@ -420,10 +420,10 @@ def _model(path: Path) -> cv.Model:
 
 
 def _input(model: cv.Model, X: np.ndarray, data: Path) -> np.ndarray:
-    """Samples in the model's shape: columns of a table are an image's pixels, row by row."""
+    """Samples in the model's shape; columns of a table are an image's pixels, row by row."""
     shape = tuple(size.b for size in model.resident.loaded.forms[model.roles.inputs[0]][1:])
     if X.size != len(X) * prod(shape):
-        table = "; --target names the column that is to be predicted" if data.suffix.lower() in datasets.TABLES else ""
+        table = "; --target names the column to predict" if data.suffix.lower() in datasets.TABLES else ""
         raise CalcError(f"{data}: X {X.shape} does not fit the model, whose samples are {shape}{table}")
     return X.reshape(len(X), *shape)
 
@@ -457,7 +457,7 @@ def predict(
     ] = "",
     target: Labels = None,
 ) -> None:
-    """Predict the samples of a file: a row for each, of its class, or of the model's outputs."""
+    """Predict the samples of a file.  Each sample gives a row: its class, or the model's outputs."""
     if out is not None:
         check_target(out, data, model)
         datasets.check_writable(out)
@@ -469,7 +469,9 @@ def predict(
     if what not in WHAT:
         raise CalcError(f"--what {what} is unknown: take one of {', '.join(WHAT)}")
     if what != "outputs" and not scored:
-        raise CalcError(f"{model}: the model has no classes, since its loss is no cross-entropy: take --what outputs")
+        raise CalcError(
+            f"{model}: the model has no classes, because its loss is not a cross-entropy: take --what outputs"
+        )
     found = WHAT[what](loaded, X)
     if out is None:
         datasets.write_table(sys.stdout.buffer, ".csv", what, found)
@@ -487,7 +489,7 @@ def dis(
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch, for layers.")] = 32,
     activation: Activation = USUAL,
 ) -> None:
-    """Print a program, one line a row, as equations with names, shapes and offsets."""
+    """Print a program, one line per row, as equations with names, shapes and offsets."""
     if Path(what).is_dir():
         raise CalcError(f"{what} is a folder: name a program, a model, or sizes of layers such as 784-64-64-10")
     if Path(what).exists():
@@ -509,5 +511,5 @@ def _program(path: Path) -> cv.Program:
 
 @app.command()
 def info() -> None:
-    """Versions, processor, vector width, the cache of compiled kernels, extras."""
+    """Print versions, processor, vector width, the cache of compiled kernels, and extras."""
     report.info()

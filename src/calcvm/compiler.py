@@ -1,8 +1,11 @@
-"""From a graph to a plan and a program: the compiler's front."""
+"""The compiler's front end: from a graph to a plan and a program.
+
+Planning runs without garbage collection, unless a solver works: full collections took 40 % of its time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,13 +18,12 @@ from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
-from calcvm.ops.statement import Lowered, Statement
+from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
-from calcvm.planner.cost import Table, of_step, told
-from calcvm.planner.lifetimes import Machine
-from calcvm.planner.paging import BANDWIDTH, File, is_paging, moved_bytes
-from calcvm.planner.paging import KINDS as STREAMED
-from calcvm.planner.warmth import Touched, of_rows, touched
+from calcvm.planner.costs.costing import Costing, Measured
+from calcvm.planner.costs.reckoned import Table
+from calcvm.planner.ladder import ladder
+from calcvm.planner.paging import BANDWIDTH, File
 from calcvm.progress import Solving
 from calcvm.teams import default_team
 from calcvm.undisturbed import uncollected
@@ -33,14 +35,13 @@ from calcvm.vm.program.program import Program
 from calcvm.vm.run.device import DEVICES
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # which only type checkers need
+    from typing_extensions import Unpack  # needed by type checkers only
 
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
 OBJECTIVES = ("speed", "memory")
-COSTS = ("reckoned", "measured")
-# A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
-# that move between caches): see bench/RESULTS.md.
+# A team pays off if it saves more arithmetic than its barriers cost (about 0.1 us each, and cache lines
+# that move between cores): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
 
 
@@ -64,59 +65,59 @@ def plan(
     page_bandwidth: float = BANDWIDTH,
     costs: str | Table = "reckoned",
 ) -> Plan:
-    """What a graph needs: order, offsets, bytes.  Allocates nothing.
+    """Plan a graph: order, offsets, bytes.  Allocates nothing.
 
     Parameters
     ----------
     batch_size : int, optional
-        The largest batch.  Without it, the largest that ``memory`` allows with the scratch that speed wants.
+        The largest batch.  By default the largest that ``memory`` allows if rows get the scratch that is fastest.
     memory : int or str, optional
-        Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  Where it does not suffice, rows get less scratch
-        than speed wants; and where it does not suffice for ``batch_size``, values of the forward are made again in the
-        backward (``plan.again``), which changes no bit of what is trained.
+        Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  If it does not suffice, rows get less scratch.  If
+        it still does not suffice for ``batch_size``, the backward recomputes values of the forward (``plan.again``).
+        Training gives the same bits.
     dtype : "float32" or "float64"
     device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
     workers : int, optional
-        Largest team; by default the machine's cores where a step is long enough to share, else 1.  On "cuda" thread
-        blocks; by default what the cost model finds fastest.
+        Largest team; by default the machine's cores if a step is long enough to share, else 1.  On "cuda" the number of
+        thread blocks; by default the fastest by the cost model.
     accumulate : bool
         Whether several rounds may precede an optimize (gradients persist and add up).  Otherwise large
         parameters are updated inside the backward, which saves their gradients' memory.
-    keep : names of results, or of layers for what they make, that stay readable after a step.
+    keep : names of results, or of layers whose results, stay readable after a step.
     mode : "grid", "graph" or "fleet", optional
-        How "cuda" runs the program: all rows in one kernel, a launch a row, or as one of many models, by one block.
+        How "cuda" runs the program: all rows in one kernel, one launch per row, or in one block, as one of many models.
         By default the faster of the first two, by the cost model.
     precision : "float32" or "tf32"
-        Of the matrix products on "cuda"; "tf32" rounds their factors to 10 bits.
+        Precision of the matrix products on "cuda"; "tf32" rounds their factors to 10 bits.
     recompute : bool
-        Whether values may be made again; otherwise what does not fit is refused.
+        Whether values may be recomputed; otherwise a program that does not fit is refused.
     solver_seconds : float
-        That solvers (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
-        ``plan.lower_bound``, ``plan.proved``; and to pack values without a gap, where there is one and ``memory`` does not
-        allow it.  How far they come depends on the machine, and `plan.solver` tells it; where they are missing or fail, the
-        search's schedule stays, with a `CalcWarning`.  Ctrl-C ends them, and not the planning.
+        Time for solvers (extra ``solver``), after the search, to find the cheapest recomputation and to prove it
+        (``plan.lower_bound``, ``plan.proved``), and to close a gap in the packing that ``memory`` does not allow.  Their
+        success depends on the machine; `plan.solver` reports it.  If they are missing or fail, the schedule of the search
+        stays, with a `CalcWarning`.  Ctrl-C ends the solvers, not the planning.
     progress : bool or callable
-        Show on stderr what solvers have found, or call this with their seconds, the overhead and the lower bound so far,
+        Show the solvers' progress on stderr, or call this with their seconds, the overhead and the lower bound so far,
         both as fractions of a step.
     page_bytes : int or str, optional
-        Where ``memory`` does not suffice for ``batch_size``, values of the forward may also wait in a file of at most so many
-        bytes (``plan.page_bytes``; `CalcHeap` says where), from where they are read ahead; what costs less is done.
+        If ``memory`` does not suffice for ``batch_size``, values of the forward may also wait in a file of at most this
+        size (``plan.page_bytes``; `CalcHeap` says where), with read-ahead.  The planner takes the cheaper way per value.
     page_bandwidth : float
-        Bytes a second to that file and from it.
+        Bytes per second to and from that file.
     objective : "speed" or "memory"
-        With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
-        the largest that there is without making values again.
+        With "memory", rows get the minimal scratch from the start, so a budget allows the largest batch that is possible
+        without recomputation.
     costs : "reckoned", "measured", mapping or callable
-        What the work of a row is told from, where values are made again: reckoned from operations and bytes; measured on
-        this machine, once, and kept in the cache folder (a second or two; ``plan.seconds`` is then what a step takes); a
-        mapping from names of rows or labels to seconds, with what it does not name as reckoned; or a function of a
-        statement's facts, a dict of row, label, path, phase, operations, bytes, batch and workers.
+        The costs of rows, for choosing the values to recompute.  "reckoned": estimated from operations and bytes.
+        "measured": measured once on this machine and kept in the cache folder (takes a second or two; ``plan.seconds`` is
+        then the predicted time of a step).  A mapping from names of rows or labels to seconds; other rows are estimated.
+        A function of a statement's facts: a dict of row, label, path, phase, operations, bytes, batch and workers.
 
     Raises
     ------
-    PlanError : it does not fit, with ``needed`` and ``allowed`` bytes.
+    PlanError : the program does not fit, with ``needed`` and ``allowed`` bytes.
     UnsupportedOperator : the device has no kernel for a row.
-    CalcError : an option is none; ``costs`` says what is no number >= 0, of a row that is named.
+    CalcError : an option is invalid, or the seconds of a row are not a number >= 0.
     """
     checks.one_of("plan", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
     dtype = checks.choice("dtype", _name_of(dtype), ITEMSIZE)
@@ -138,7 +139,7 @@ def plan(
 
     gpu = device == "cuda"
     file = _file(page_bytes, memory, page_bandwidth, gpu)
-    costing = Costing(costs, dtype, device, batch_size, file)
+    costing = Costing(costs, dtype, device, batch_size, measured, file)
     most = MAX_HEAP * ITEMSIZE[dtype]
     budget = None if memory is None else min(parse_bytes(memory), most)
 
@@ -157,16 +158,18 @@ def plan(
             cost=costing.of(lowered, team),
         )  # fmt: skip
         costing.without[team] = partial(fit, least=True, memory=None)
-        last: dict[str, Any] = {"least": True}
-        if (recompute or file is not None) and batch_size is not None:  # where it does not fit with least scratch alone
-            last |= {"recompute": recompute, "tell": tell, "file": file}
-        ways = [last] if objective == "memory" else [{}, last]
-        if last.get("file"):
-            ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
         refused: PlanError | None = None
-        for way in ways:
+        for means in ladder(objective, recompute, file is not None, batch_size):
+            way = partial(
+                fit,
+                least=means.least,
+                recompute=means.recompute,
+                file=file if means.pages else None,
+                stream=means.stream,
+                tell=tell,
+            )
             try:
-                plan = fit(**way) if solver_seconds else uncollected(partial(fit, **way))  # solvers may take minutes
+                plan = way() if solver_seconds else uncollected(way)  # solvers may take minutes
                 _check_size(plan, most)
                 _check_use(plan)
             except ShapeError as e:
@@ -181,7 +184,7 @@ def plan(
         raise refused from None
 
     with costing, closing(Solving(progress is True)) as shown:
-        tell = progress if callable(progress) else shown  # of all ways and teams that are tried
+        tell = progress if callable(progress) else shown  # for all means and teams that are tried
         if gpu:
             return costing.on(_planned_for_gpu(planned, mode, workers, precision))
         if workers is not None or device == "blas":
@@ -189,10 +192,17 @@ def plan(
         return costing.on(_planned_for_cpu(planned, bool(solver_seconds)))
 
 
-def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
-    """The plan for one worker, or for the machine's cores where a step is long enough and their scratch fits.
+def measured(*of: Any) -> Measured:
+    """Costs measured on this machine: see `Costing`."""
+    from calcvm.vm.run.costs import Costs  # kernels, which few plans need
 
-    solved : solvers are asked, for the plan that is taken alone.
+    return Costs(*of)
+
+
+def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
+    """The plan for one worker, or for the machine's cores if a step is long enough and their scratch fits.
+
+    solved : run solvers, but only for the plan that is returned.
     """
     cores = default_team()
     if cores == 1:
@@ -205,33 +215,33 @@ def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
 
 
 def _name_of(dtype: Any) -> Any:
-    """ "float32" of ``np.float32`` and of ``np.dtype("float32")`` too."""
+    """The name of a dtype: "float32" for ``np.float32`` and for ``np.dtype("float32")`` too."""
     return dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
 def _names(keep: Any) -> tuple[str, ...]:
-    """Names of results; the results themselves are welcome."""
+    """Names of results, from names or the results themselves."""
     given = checks.items("keep", keep, "a list of names of results, such as keep=['y'],")
     return tuple(checks.text("keep: a name", v.name if isinstance(v, Variable) else v, "y") for v in given)
 
 
 def _check_options(device: str, dtype: str, workers: int | None, mode: str | None, precision: str) -> None:
-    """What a device does not know is refused."""
+    """Refuse options that the device does not support."""
     if mode is not None:
         checks.choice("mode", mode, MODES)
     checks.choice("precision", precision, PRECISIONS)
     if device != "cuda" and (mode is not None or precision != "float32"):
-        raise CalcError(f"device {device!r} has no mode and no precision: they are of device 'cuda'")
+        raise CalcError(f"device {device!r} has no mode and no precision: these are options of device 'cuda'")
     if precision == "tf32" and dtype != "float32":
-        raise CalcError(f"precision 'tf32' is of float32, not of dtype {dtype!r}")
+        raise CalcError(f"precision 'tf32' needs dtype 'float32', not {dtype!r}")
     if mode == "fleet" and workers not in (None, 1):
         raise CalcError("mode 'fleet': a model is run by one thread block, workers=1")
     if device == "blas" and workers not in (None, 1):
-        raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+        raise CalcError("device 'blas': programs run with workers=1; BLAS has its own threads")
 
 
 def _file(page_bytes: int | str | None, memory: Any, bandwidth: Any, gpu: bool) -> File | None:
-    """Where values may wait."""
+    """The page file, if the options ask for one."""
     bandwidth = checks.number("page_bandwidth", bandwidth, 1, 1e18)
     if page_bytes is None:
         return None
@@ -242,86 +252,8 @@ def _file(page_bytes: int | str | None, memory: Any, bandwidth: Any, gpu: bool) 
     return File(parse_bytes(page_bytes, "page_bytes"), bandwidth)
 
 
-def check_costs(how: Any, device: str, what: str = "costs") -> Any:
-    """How rows are costed, if it is a way to."""
-    if isinstance(how, type) or not (isinstance(how, Mapping) or callable(how)):
-        if not isinstance(how, str):
-            raise CalcError(
-                f"{what}: 'reckoned', 'measured', a mapping from rows to seconds or a function of a row is wanted, not "
-                f"{checks.called(how)}"
-            )
-        checks.choice(what, how, COSTS)
-    if how == "measured" and device == "cuda":
-        raise CalcError(
-            f"{what} are measured on the processor, not on device 'cuda': take costs='reckoned', or give a table"
-        )
-    return how
-
-
-class Costing:
-    """What rows cost, by what the user asked for; what is measured on the way is kept in the end.
-
-    how : "reckoned", "measured", or a user's table.
-    """
-
-    def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None = None):
-        self.how, self.dtype, self.device, self.batch = check_costs(how, device), dtype, device, batch
-        self.file = file
-        self.without: dict[int, Callable[[], Plan]] = {}
-        self._made: dict[int, Any] = {}
-
-    def of(self, lowered: Lowered, team: int) -> Callable[[Statement], float] | None:
-        """Seconds of a statement run by a team (None: as the planner reckons)."""
-        if self.how == "reckoned" or (self.how == "measured" and self.batch is None):
-            return None
-        if self.how == "measured":
-            from calcvm.vm.run.costs import Costs
-
-            assert self.batch is not None
-            rows = {st.spec.name for st in lowered.statements}
-            self._made[team] = Costs(self.batch, team, self.dtype, self.device, rows)
-        else:
-            machine = Machine(ITEMSIZE[self.dtype], team, self.device == "cuda")
-            self._made[team] = told(self.how, lowered, self.batch or 1, machine)
-        return self._made[team]
-
-    def on(self, plan: Plan) -> Plan:
-        """A plan that says what it was made by, and what a step takes."""
-        seconds = without = None
-        if plan.workers in self._made and self.batch is not None:
-            seconds = self._step(plan)
-            if plan.again and self.how == "measured":
-                without = self._step(self.without[plan.workers]())
-        costs = self.how if isinstance(self.how, str) else "given"
-        return replace(plan, costs=costs, seconds=seconds, seconds_without=without)
-
-    def _step(self, plan: Plan) -> float:
-        """What a step of a plan takes: of what is measured, with its rows' operands as warm as they find them."""
-        made, machine = self._made[plan.workers], plan.layout.machine
-        assert self.batch is not None
-        if self.how != "measured" or not made.cache_bytes:
-            cost = made if self.file is None else self.file.cost(made, self.batch, machine)
-            return of_step(plan.statements, cost)
-        paths: dict[str, list[Touched]] = {}
-        moved = dict[str, float]()
-        for st in plan.statements:
-            if self.file is not None and is_paging(st):
-                moved[st.path] = moved.get(st.path, 0.0) + self.file.seconds(moved_bytes(st, self.batch, machine))
-            else:
-                paths.setdefault(st.path, []).append(touched(st, plan.offsets, self.batch, machine))
-        return max((of_rows(rows, made) + moved.get(path, 0.0) for path, rows in paths.items()), default=0.0)
-
-    def __enter__(self) -> Costing:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.how == "measured":
-            for made in self._made.values():
-                made.keep()
-
-
 def _check_size(plan: Plan, most: int) -> None:
-    """A program can address what it needs."""
+    """Check that a program can address the heap."""
     if plan.heap_bytes > most:
         raise PlanError(
             f"a batch of {plan.batch_size:,} needs {plan.heap_bytes:,} bytes, more than a program can address ({most:,}): "
@@ -332,7 +264,7 @@ def _check_size(plan: Plan, most: int) -> None:
 
 
 def _check_use(plan: Plan) -> None:
-    """No row is senseless even at the largest batch."""
+    """Check that every row is meaningful at least at the largest batch."""
     for s in plan.statements:
         for text, says in s.spec.useful:
             if evaluate(text, s.words_at(plan.batch_size)) < 0:
@@ -343,7 +275,7 @@ def _check_use(plan: Plan) -> None:
 
 
 def check_kernels(lowered: Lowered) -> None:
-    """Every row has a CUDA kernel."""
+    """Check that every row has a CUDA kernel."""
     kernels = kernels_cuda.kernels(s.spec.name for s in lowered.statements)
     for s in lowered.statements:
         if s.spec.name not in kernels:
@@ -351,11 +283,11 @@ def check_kernels(lowered: Lowered) -> None:
 
 
 def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: int | None, precision: str) -> Plan:
-    """The plan for a mode and thread blocks; what is not given is the cost model's choice."""
+    """The plan for a mode and a number of thread blocks; the cost model chooses those that are not given."""
     if mode == "fleet":
         workers = 1
     try:
-        plan = planned(workers or 2)  # two have the barriers and the scratch of several
+        plan = planned(workers or 2)  # two blocks have the barriers and the scratch of several
     except PlanError:
         if workers is not None:
             raise
@@ -365,7 +297,7 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
 
         mode, workers = choose(plan, _figures(), mode, workers)
         if workers != plan.workers:
-            with suppress(PlanError):  # their scratch does not fit
+            with suppress(PlanError):  # the scratch of that many blocks does not fit
                 plan = planned(workers)
     from calcvm.vm.run.cuda.device import PROCESS_BYTES, table_bytes
 
@@ -377,7 +309,7 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
 
 
 def _figures() -> Any:
-    """Those of this machine's GPU; where there is none, the ones assumed."""
+    """The figures of this machine's GPU, or the assumed ones if it has none."""
     from calcvm.vm.run.cuda.cost import Figures
     from calcvm.vm.run.cuda.device import cuda
 
@@ -388,7 +320,7 @@ def _figures() -> Any:
 
 
 class Options(TypedDict, total=False):
-    """What `plan` takes beside the graph."""
+    """The options of `plan`."""
 
     batch_size: int | None
     memory: int | str | None
@@ -412,7 +344,7 @@ plan_of = plan  # under a name that `compile` does not use itself
 
 
 def flops(lowered: Lowered, batch: int) -> int:
-    """Floating-point operations of a run of the most expensive path."""
+    """Floating-point operations of the most expensive path."""
     totals = dict.fromkeys(lowered.paths, 0)
     for s in lowered.statements:
         totals[s.path] += int(evaluate(s.spec.flops, s.words_at(batch)))
@@ -422,16 +354,16 @@ def flops(lowered: Lowered, batch: int) -> int:
 def compile(  # noqa: A001
     graph: CalcGraph, *, plan: Plan | None = None, **options: Unpack[Options]
 ) -> Program:
-    """Verified rows for a graph.
+    """Compile a graph into verified rows.
 
     Parameters
     ----------
     plan : Plan, optional
-        What `plan` answered; otherwise ``options`` are those of `plan`.
+        The result of `plan`; otherwise ``options`` are those of `plan`.
 
     Raises
     ------
-    PlanError, CalcError : as `plan`.
+    PlanError, CalcError : as in `plan`.
     ProgramError : the rows do not verify (a defect of calcvm or of a registered operator).
     """
     checks.one_of("compile", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
@@ -447,7 +379,7 @@ def compile(  # noqa: A001
             f"compile: the plan is of another graph than {graph!r}: plan this one (cv.plan), or compile that one"
         )
     if extent != graph.extent:
-        raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it anew (cv.plan)")
+        raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it again (cv.plan)")
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
     facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}

@@ -1,4 +1,4 @@
-"""Loaders of data: samples in .npz, .csv and .parquet, IDX files (MNIST's format), CIFAR-10's, scikit-learn's bundled digits."""
+"""Loaders of data: .npz, .csv and .parquet files, IDX files (MNIST's format), CIFAR-10, scikit-learn's bundled digits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CHUNK_BYTES = 1 << 20
 
 
 def read_idx(path: str | Path, rank: int | None = None) -> np.ndarray:
-    """Read an IDX file, gzipped or not (its first bytes tell, not its name).
+    """Read an IDX file, gzipped or not (detected by its first bytes).
 
     Parameters
     ----------
     path : str or Path
     rank : int, optional
-        How many dimensions the file must have: 3 for MNIST's images, 1 for its labels.
+        The number of dimensions that the file must have: 3 for MNIST's images, 1 for its labels.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def read_idx(path: str | Path, rank: int | None = None) -> np.ndarray:
     Raises
     ------
     CalcError
-        The file is missing, is no IDX file, is of another rank, or is shorter or longer than its header says.
+        The file is missing, is not an IDX file, has another rank, or is shorter or longer than its header says.
 
     References
     ----------
@@ -71,7 +71,7 @@ def _read_idx(file: BinaryIO, path: Path, rank: int | None) -> np.ndarray:
         raise CalcError(f"{path}: truncated in its header ({4 + len(header)} of {4 + 4 * file_rank} bytes)")
     shape = tuple(int(n) for n in np.frombuffer(header, ">u4"))
     expected = math.prod(shape) * dtype.itemsize
-    data = bytearray()  # read in chunks: a damaged header may announce any size
+    data = bytearray()  # read in chunks: a damaged header may claim any size
     while len(data) <= expected and (chunk := file.read(min(_CHUNK_BYTES, expected + 1 - len(data)))):
         data += chunk
     if len(data) < expected:
@@ -82,7 +82,7 @@ def _read_idx(file: BinaryIO, path: Path, rank: int | None) -> np.ndarray:
 
 
 def mnist(directory: str | Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """MNIST, or a set in its format such as Fashion-MNIST, from a directory of IDX files.
+    """MNIST, or a data set in its format such as Fashion-MNIST, from a directory of IDX files.
 
     The files are ``<part>-images-idx3-ubyte`` and ``<part>-labels-idx1-ubyte``, with or without ``.gz``.
 
@@ -128,11 +128,11 @@ CIFAR10_SHAPE, CIFAR10_CLASSES = (3, 32, 32), 10
 
 
 def cifar10(directory: str | Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """CIFAR-10 from its binary version.
+    """CIFAR-10 in its binary version.
 
     Its files, ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, are in the directory, in
-    ``cifar-10-batches-bin`` there, or inside ``cifar-10-binary.tar.gz`` there, which is read as it is.  The version for Python
-    is pickled, and reading a stranger's pickle runs what is in it.
+    ``cifar-10-batches-bin`` there, or inside ``cifar-10-binary.tar.gz`` there, which need not be unpacked.  The Python version
+    is not read, because it is pickled and loading a pickle runs code in it.
 
     Parameters
     ----------
@@ -181,13 +181,13 @@ def _whole(path: Path) -> bytes:
 
 
 def _inside(archive: Path, names: list[str]) -> dict[Path, bytes]:
-    """Files of an archive, by their paths; nothing is unpacked to disk."""
+    """Files of an archive, by path.  Nothing is unpacked to disk."""
     try:
         with gzip.open(archive) as unzipped:
             with tarfile.open(fileobj=unzipped, mode="r|") as tar:
                 members = ((Path(member.name).name, member) for member in tar if member.isfile())
                 found = {n: tar.extractfile(member).read() for n, member in members if n in names}  # type: ignore[union-attr]
-            while unzipped.read(_CHUNK_BYTES):  # to its checksum
+            while unzipped.read(_CHUNK_BYTES):  # to the end, to verify the checksum
                 pass
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise CalcError(f"{archive}: damaged archive ({error}); fetch it again") from error
@@ -199,10 +199,10 @@ def _inside(archive: Path, names: list[str]) -> dict[Path, bytes]:
 
 
 def _cifar10(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file: records of a label and an image."""
+    """Images and labels of one file, whose records are a label and an image."""
     size = 1 + math.prod(CIFAR10_SHAPE)
     if not content or len(content) % size:
-        raise CalcError(f"{path}: {len(content)} bytes are no whole images of {size} bytes; fetch it again")
+        raise CalcError(f"{path}: {len(content)} bytes are not a multiple of an image's {size} bytes; fetch it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     if (wrong := np.flatnonzero(records[:, 0] >= CIFAR10_CLASSES)).size:
         raise CalcError(
@@ -212,12 +212,12 @@ def _cifar10(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def images(directory: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """The training set that a directory holds: of `mnist` or of `cifar10`, whichever has files there.
+    """The training set in a directory, by `mnist` or by `cifar10`, whichever has files there.
 
     Raises
     ------
     CalcError
-        As of these, or it has files of neither.
+        As for these two, or neither has files there.
     """
     directory = Path(directory)
     if any((directory / name).exists() for name in (*CIFAR10_FILES["train"], CIFAR10_FOLDER, CIFAR10_ARCHIVE)):
@@ -254,7 +254,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def train_test_split(
     X: np.ndarray, y: np.ndarray, held_out: float = 0.2, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Shuffle and split samples: the same seed gives the same split.
+    """Shuffle and split samples.  The same seed gives the same split.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ TABLES = (".csv", ".parquet")
 
 
 class Columns(NamedTuple):
-    """Names of a table's columns: those of the input, in its order, and the one to predict."""
+    """Names of a table's columns: the inputs, in the model's order, and the one to predict."""
 
     columns: list[str]
     target: str
@@ -299,7 +299,7 @@ class Columns(NamedTuple):
 def samples(
     path: str | Path, target: str | None = None, labelled: bool = True, learned: Columns | None = None
 ) -> tuple[np.ndarray, np.ndarray | None, Columns | None]:
-    """Samples and what to predict of them, from a file.
+    """Samples and their targets, from a file.
 
     Parameters
     ----------
@@ -307,23 +307,23 @@ def samples(
         A .npz file with arrays X (samples first) and y, or a table of numbers: .csv with names in its first line, or .parquet
         (extra ``pandas``).
     target : str, optional
-        The column of a table that is y, by default that of ``learned``, or "y"; the others are X, in their order.
+        The column of a table that is y; default: that of ``learned``, or "y".  The others are X, in order.
     labelled : bool
-        Whether y must be there; without it, it is left out of X where it is.
+        Whether y is required.  If not, a column of its name is still left out of X.
     learned : Columns, optional
-        What a model was trained on: X is these columns of a table, in this order, wherever they stand in the file.
+        The columns that a model was trained on.  X has these columns of a table, in this order, wherever they are in the file.
 
     Returns
     -------
     X : ndarray, shape (n_samples, ...)
-    y : ndarray, shape (n_samples, ...), or None.  Of a table int64 where all are integers, written without a point, or
-        true and false, which are 1 and 0.
-    columns : Columns, or None of a .npz file
+    y : ndarray, shape (n_samples, ...), or None.  From a table it is int64 if all values are integers, written without a
+        point, or true and false, which are 1 and 0.
+    columns : Columns, or None for a .npz file
 
     Raises
     ------
-    CalcError : the file cannot be read, or holds something else; it says which column and line.  A column of ``learned`` is
-        missing, or there is one more.
+    CalcError : the file cannot be read, or has other contents; the message gives column and line.  A column of ``learned``
+        is missing, or there is an additional one.
     MissingExtra : pandas or pyarrow is not installed, for .parquet.
     """
     path = Path(path)
@@ -354,7 +354,7 @@ def samples(
 
 
 def _check_columns(path: Path, names: list[str], target: str, learned: Columns) -> None:
-    """Refuse a table that has not the columns that a model was trained on, or has more."""
+    """Raise CalcError unless a table has exactly the columns that a model was trained on."""
     if target in learned.columns:
         raise CalcError(f"{path}: column {target!r} is an input of the model, which predicts {learned.target!r}")
     there, known = {*names}, {*learned.columns, learned.target, target}
@@ -379,7 +379,7 @@ def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
             return archive["X"], archive["y"] if labelled else None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise CalcError(f"{path}: cannot be read as .npz ({error})") from error
-    except (ValueError, AttributeError, TypeError) as error:  # pickled, or a bare .npy
+    except (ValueError, AttributeError, TypeError) as error:  # a pickle, or a bare .npy
         if isinstance(error, CalcError):
             raise
         raise CalcError(
@@ -388,7 +388,7 @@ def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _csv(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
-    """Names of the columns of a table, and their numbers by name, and whether it is y."""
+    """Column names of a table, and a function from a name (and whether it is y) to the column's numbers."""
     try:
         with telling(str(path), "read"), path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -408,7 +408,7 @@ def _csv(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
                 if row:
                     rows.append(row)
     except UnicodeDecodeError as error:
-        raise CalcError(f"{path}: no text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise CalcError(f"{path}: not text in UTF-8 ({error.reason} at byte {error.start})") from error
     except csv.Error as error:
         raise CalcError(f"{path}: line {lines.line_num}: {error}") from error
     texts = dict(zip(names, zip(*rows) if rows else [()] * len(names)))
@@ -416,7 +416,7 @@ def _csv(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
 
 
 def _column(path: Path, name: str, labels: bool, texts: tuple[str, ...]) -> np.ndarray:
-    """A column's numbers, int64 where all are written so, or as true and false."""
+    """A column's numbers; int64 if all are written as integers, or as true and false."""
     for read, kind in ((np.int64, np.int64), (np.float64, np.float64), (_boolean, np.int64)):
         try:
             return np.array([read(text) for text in texts], kind)
@@ -460,13 +460,13 @@ def _parquet(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
         raise MissingExtra("pyarrow", "pandas", "a .parquet file") from error
     except CalcError:
         raise
-    except Exception as error:  # pyarrow's own
+    except Exception as error:  # pyarrow has its own types
         raise CalcError(f"{path}: cannot be read as .parquet ({error})") from error
     frame.columns = [str(name).strip() for name in frame.columns]
 
     def column(name: str, labels: bool) -> np.ndarray:
         array = frame[name].to_numpy()
-        if array.dtype.kind not in "iufb":  # such as decimals, numbers as texts, or true, false and nothing
+        if array.dtype.kind not in "iufb":  # such as decimals, numbers as text, or booleans with missing values
             texts = zip(array, frame[name].isna())
             return _column(path, name, labels, tuple("" if nothing else str(value) for value, nothing in texts))
         return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
@@ -487,7 +487,7 @@ WRITTEN = (".csv", ".npy", ".parquet")
 
 
 def check_writable(path: Path) -> None:
-    """Refuse what `write_table` cannot write."""
+    """Raise CalcError if `write_table` cannot write a path of this name."""
     if path.suffix.lower() not in WRITTEN:
         raise CalcError(f"{path}: take a name that ends with one of {', '.join(WRITTEN)}")
     if path.suffix.lower() == ".parquet":
@@ -495,7 +495,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_table(file: BinaryIO, kind: str, what: str, found: np.ndarray) -> None:
-    """Write predictions: .npy has their own shape; of the tables .csv and .parquet each sample is a row."""
+    """Write predictions: .npy in their shape; .csv and .parquet with one row per sample."""
     rows = found.reshape(len(found), -1)
     names = columns(what, rows.shape[1])
     if kind == ".npy":
@@ -511,6 +511,6 @@ def write_table(file: BinaryIO, kind: str, what: str, found: np.ndarray) -> None
 
 
 def columns(what: str, n: int) -> list[str]:
-    """Names of the columns of predictions: ``class``, or ``output_0``, ``output_1``, ..."""
+    """Column names of predictions: ``class``, or ``output_0``, ``output_1``, ..."""
     one = {"classes": "class", "probabilities": "probability", "outputs": "output"}[what]
     return [one] if n == 1 else [f"{one}_{i}" for i in range(n)]

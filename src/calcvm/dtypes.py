@@ -1,4 +1,4 @@
-"""Types of numbers that users ask for, and numbers as an array of one."""
+"""Types of numbers by name, and conversion of numbers to arrays of a type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calcvm.ops.types import BYTES, FLOAT, TYPES
 
 
 def type_of(what: str, value: Any) -> str:
-    """A type of `calcvm.ops.types`, from its name or as NumPy has it; None: the program's float."""
+    """A type of `calcvm.ops.types`, by its name or NumPy type; None: the program's float."""
     if value is None or value is float or (isinstance(value, str) and value == FLOAT):
         return FLOAT
     try:
@@ -25,11 +25,11 @@ def type_of(what: str, value: Any) -> str:
 
 
 def as_type(what: str, numbers: np.ndarray, type_: str) -> np.ndarray:
-    """Numbers as an array of a type that has them all; floats are rounded to floats.
+    """Convert numbers to an array of a type that can represent them all; floats are rounded.
 
     Raises
     ------
-    CalcError : a number is none of the type's.
+    CalcError : the type cannot represent a number.
     """
     if numbers.dtype == type_:
         return numbers

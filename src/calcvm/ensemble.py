@@ -1,4 +1,4 @@
-"""`Ensemble`: several models that predict together; snapshots of one model by a cyclic learning rate."""
+"""`Ensemble`: several models that predict together, and snapshots of one model under a cyclic learning rate."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ METHODS = ("mean", "vote")
 
 
 class Ensemble:
-    """Models of the same inputs and outputs that predict together.
+    """Models with the same inputs and outputs that predict together.
 
     Parameters
     ----------
     models : sequence of Model
-        Side by side in one heap, switched through it, or each in its own: predictions are the same.
+        They may share a heap, be switched through it, or each have a heap; predictions are the same.
     method : "mean" or "vote"
-        "mean": the mean of the outputs; where they are the scores of a cross-entropy loss, the mean of their
-        probabilities; of bools the share that holds.  "vote": each model votes for the class that it finds most
-        probable.
+        "mean": the mean of the outputs; for scores of a cross-entropy loss, the mean of the probabilities; for bools, the
+        share that is true.  "vote": each model votes for the class that it finds most probable.
     weights : sequence of float, shape (n_models,), optional
-        What each model counts (default: all the same).
+        The weight of each model (default: equal).
 
     Raises
     ------
-    CalcError : there is no model, their inputs, outputs or losses differ, their outputs are integers, such as classes,
-        which have no mean, or there are no classes to vote for.
+    CalcError : there is no model; inputs, outputs or losses differ; outputs are integers such as classes, which have no
+        mean; or there are no classes to vote for.
 
     References
     ----------
@@ -62,7 +61,7 @@ class Ensemble:
         except (TypeError, ValueError, OverflowError):
             raise CalcError(f"weights {checks.shown(weights)}: give a number for each model") from None
         if self.weights.shape != (len(self),):
-            raise ShapeError(f"weights of shape {self.weights.shape} for {len(self)} models: give each its own")
+            raise ShapeError(f"weights of shape {self.weights.shape} for {len(self)} models: give one weight per model")
         if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and self.weights.any()):
             raise CalcError(f"weights {self.weights.tolist()}: give finite numbers >= 0, at least one above 0")
         programs = [model.program for model in self.models]
@@ -76,7 +75,7 @@ class Ensemble:
                 raise CalcError(f"model {i}: its output is of {of}s, that of model 0 of {self._output(0)}s")
             if scores_of(program) != self._scored:
                 raise CalcError(
-                    f"model {i}: its outputs mean something else than those of model 0: their losses differ"
+                    f"model {i}: its outputs have another meaning than those of model 0: their losses differ"
                 )
         if method == "vote":
             self._needs_classes()
@@ -91,35 +90,35 @@ class Ensemble:
     def predict(self, X: Any) -> np.ndarray:
         """Combined outputs for a data set, shape (n, *output_shape).
 
-        "mean": the mean of the outputs, or with a cross-entropy loss `predict_proba`.  "vote": the share of the
-        votes that each class has.
+        "mean": the mean of the outputs, or with a cross-entropy loss `predict_proba`.  "vote": the share of votes
+        for each class.
         """
         if self.method == "vote":
             return self._votes(X)
         return self.predict_proba(X) if self._scored else self._mean(lambda outputs: outputs, X)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Mean of the models' probabilities, by either method, shape (n, *output_shape).
+        """The mean of the models' probabilities, for either method, shape (n, *output_shape).
 
         Raises
         ------
-        CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
+        CalcError : the loss is not a cross-entropy, so the outputs are not scores of classes.
         """
         return self._mean(self._needs_classes().probabilities, X)
 
     def predict_classes(self, X: Any) -> np.ndarray:
-        """The classes that `predict` decides for, int64; of equals the lowest.
+        """The classes with the highest `predict`, int64; the lowest of equals.
 
-        softmax_cross_entropy: the largest output's, shape (n,).  binary_cross_entropy: 1 where an output is above
-        one half, else 0, shape (n, *output_shape).
+        softmax_cross_entropy: the index of the largest output, shape (n,).  binary_cross_entropy: 1 if an output is
+        above one half, else 0, shape (n, *output_shape).
         """
         return self._needs_classes().classes(self.predict(X), above=0.5)
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        """The figures of `Model.evaluate`, of the combined outputs.
+        """The figures of `Model.evaluate` for the combined outputs.
 
-        The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
-        accuracy is that of `predict_classes`.  Bools are judged as what holds for more than half.
+        The loss is the first model's.  For a cross-entropy it is that of `predict_proba`, with either method, and the
+        accuracy that of `predict_classes`.  Bools count as true if more than half are.
         """
         roles = self.models[0].roles
         targets = by_name("y", roles.labels, y, roles)
@@ -138,33 +137,35 @@ class Ensemble:
 
     # ------------------------------------------------------------ parts
     def _ends(self, i: int) -> tuple[Shape, Shape]:
-        """Shapes of a model's input and output."""
+        """Shapes of one model's input and output."""
         model = self.models[i]
         roles, forms = model.roles, model.resident.loaded.forms
         if len(roles.inputs) != 1 or len(roles.outputs) != 1:
-            raise CalcError(f"model {i} has several inputs or outputs: an ensemble is of models with one of each")
+            raise CalcError(f"model {i} has several inputs or outputs: an ensemble needs models with one of each")
         return forms[roles.inputs[0]], forms[roles.outputs[0]]
 
     def _output(self, i: int) -> str:
-        """Whether a model's outputs are floats or bools (CalcError: they are integers)."""
+        """The type of a model's outputs, "float" or "bool" (CalcError: integers)."""
         model = self.models[i]
         name = model.roles.outputs[0]
         of = np.dtype(model.resident.loaded.own_types.get(name, model.program.dtype))
         if of.kind in "iu":
             raise CalcError(
-                f"model {i}: its output {name!r} is of {of}, and a mean of integers, such as classes, is none of them: make an "
+                f"model {i}: its output {name!r} is of {of}, and integers, such as classes, have no meaningful mean: make an "
                 "ensemble of models whose output is their scores"
             )
         return "bool" if of.kind == "b" else "float"
 
     def _needs_classes(self) -> Scores:
         if not self._scored:
-            raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
+            raise CalcError(
+                "the models have no classes, because their loss is not a cross-entropy: use predict, by 'mean'"
+            )
         return self._scored
 
     @np.errstate(all="ignore")  # as `Scores.probabilities`
     def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
-        """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
+        """Weighted mean of a term of the models' outputs, summed in float64 in order."""
         terms = (term(model.predict(X).astype(np.float64)) for model in self.models)
         total = sum(weight * values for weight, values in zip(self.weights, terms))
         return (total / self.weights.sum()).astype(self._dtype)
@@ -175,9 +176,9 @@ class Ensemble:
 
     @np.errstate(all="ignore")
     def _scores(self, X: Any) -> np.ndarray:
-        """Scores whose probabilities are the mean of the models' ones, in float64.
+        """Scores whose probabilities are the mean of the models' probabilities, in float64.
 
-        Probabilities are summed as logarithms: a class that every model finds improbable keeps a finite loss.
+        Probabilities are summed as logarithms, so a class that every model finds improbable keeps a finite loss.
         """
         log_weights = np.log(self.weights / self.weights.sum())
         axis = self._needs_classes().axis
@@ -204,13 +205,13 @@ def snapshot_ensemble(
     check_finite: bool = False,
     progress: bool = True,
 ) -> Ensemble:
-    """Train one model in cycles of a cosine learning rate, and keep what it is at the end of each.
+    """Train one model in cycles of a cosine learning rate, and keep a snapshot at the end of each.
 
     Parameters
     ----------
     model : Model
-        Compiled with the schedule `CosineRestarts`, whose period and factor are set here.  A warm-up that is not
-        over takes the place of the first cycle's first steps.
+        Compiled with the schedule `CosineRestarts`, whose period and factor are set here.  A warm-up in progress
+        replaces the first steps of the first cycle.
     X, y, shuffle, check_finite, progress : see `Model.fit`.
     cycles, epochs_per_cycle : int
     learning_rate : float, optional
@@ -219,8 +220,8 @@ def snapshot_ensemble(
     Returns
     -------
     Ensemble : the snapshots, oldest first, by "mean"; ``cv.Ensemble(snapshots.models[-3:])`` takes the last three.
-        They have a heap of their own, of ``cycles`` times the program's ``heap_bytes``.  After Ctrl-C there are
-        those of the cycles that were whole.
+        They share a new heap of ``cycles`` times the program's ``heap_bytes``.  After Ctrl-C there are only those of
+        complete cycles.
 
     Raises
     ------
@@ -240,11 +241,11 @@ def snapshot_ensemble(
     samples = count_of(by_name("X", model.roles.inputs, X, model.roles), model.roles)
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
     record = model.resident.record
-    with record.change:  # from the first cycle to the last
+    with record.change:  # held from the first cycle to the last
         record.begin_training()
         hyper = model.hyper
         hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
-        hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step
+        hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the next step begins the first cycle
         if learning_rate is not None:
             hyper["learning_rate"] = learning_rate
         snapshots: list[Model] = []
@@ -261,7 +262,7 @@ def snapshot_ensemble(
             loss = history["loss"][-1] if len(history) else 0.0
             if not np.isfinite(loss):
                 raise CalcError(
-                    f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: take a smaller learning_rate, or look for "
+                    f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: use a smaller learning_rate, or look for "
                     "NaN in the data with check_finite=True"
                 )
             if len(history) < epochs_per_cycle:  # Ctrl-C
@@ -280,4 +281,4 @@ def _schedule(program: Program) -> str:
             spec = program.spec(pc)
             if path == "learn" and spec.name == STEP_ROW:
                 return SCHEDULES[decode_row(spec, program.rows[pc])[0]["schedule"]]
-    raise CalcError("the model's program counts no steps")
+    raise CalcError("the model's program does not count steps")

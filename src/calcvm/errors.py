@@ -1,4 +1,4 @@
-"""Errors: each says what is wrong, where, and what to do."""
+"""Errors.  Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, ClassVar, NoReturn
 
 
 class CalcError(ValueError):
-    """Base of all errors that calcvm raises for bad input; nothing has been changed when it is raised."""
+    """Base of all errors that calcvm raises for bad input.  Nothing has changed when it is raised."""
 
 
 class ShapeError(CalcError):
-    """Shapes do not fit: names the operator, the variables and both shapes."""
+    """Shapes do not fit; the message names the operator, the variables and both shapes."""
 
 
 class PlanError(CalcError):
-    """No plan fits.  ``needed`` and ``allowed`` are bytes (None where memory is not the reason)."""
+    """No plan fits.  ``needed`` and ``allowed`` are bytes (None if memory is not the reason)."""
 
     def __init__(self, message: str, needed: int | None = None, allowed: int | None = None):
         super().__init__(message)
@@ -33,7 +33,7 @@ class ProgramError(CalcError):
 
 
 class FileError(CalcError, OSError):
-    """The system refused to read or write a file: which, why, what to do.  ``errno`` is the system's number."""
+    """The system refused to read or write a file; the message has its name, the reason and a remedy.  ``errno`` is the system's."""
 
 
 class NoSuchFile(FileError, FileNotFoundError):
@@ -45,18 +45,18 @@ class UnsupportedOperator(CalcError):
 
 
 class NoNumber(CalcError, TypeError):
-    """A variable of a graph was taken for a number, an array or a condition; says what to write."""
+    """A variable of a graph was used as a number, an array or a condition; the message says what to write."""
 
 
 class Trap(CalcError):
-    """A kernel met a value it cannot compute with: names row, operator and variable.
+    """A kernel met a value that it cannot compute with; the message names row, operator and variable.
 
-    Unlike the other errors it is raised after the call in which it happened.
+    Unlike the other errors, it is raised after the call in which it happened.
     """
 
 
 class DeviceError(CalcError):
-    """A device is not there, or refused a call.  ``lost``: it will answer none until the process has been started anew."""
+    """A device is missing, or refused a call.  ``lost``: it refuses all calls until the process is restarted."""
 
     def __init__(self, message: str, lost: bool = False):
         super().__init__(message)
@@ -64,18 +64,18 @@ class DeviceError(CalcError):
 
 
 class MissingExtra(CalcError, ImportError):
-    """An optional package is not installed; names the extra that brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f'{purpose} needs {package}: install it with pip install "calcvm[{extra}]"')
         self.package, self.extra, self.purpose = package, extra, purpose
 
-    def __reduce__(self) -> tuple:  # a pool's worker hands its errors over
+    def __reduce__(self) -> tuple:  # a pool's worker pickles its errors
         return type(self), (self.package, self.extra, self.purpose)
 
 
 class Uncopied:
-    """What is in one place: copying and pickling it raises a `CalcError`, which says what to do ``_instead``."""
+    """An object that cannot be copied or pickled; the `CalcError` says what to do ``_instead``."""
 
     __slots__ = ()
     _instead: ClassVar[str]
@@ -85,18 +85,18 @@ class Uncopied:
 
 
 class CalcWarning(RuntimeWarning):
-    """Something went on that is hardly what was meant, such as training after a loss that is not finite."""
+    """Something continued that is hardly intended, such as training after a loss that is not finite."""
 
 
 def warn(message: str) -> None:
-    """A `CalcWarning` at the line outside of calcvm that has led here."""
+    """A `CalcWarning` at the line outside of calcvm that led here."""
     level, frame, ours = 1, sys._getframe(), os.path.dirname(__file__) + os.sep
     while frame is not None and frame.f_code.co_filename.startswith(ours):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(message, CalcWarning, stacklevel=level)
 
 
-# ---------------------------------------------------------------- the system's
+# ---------------------------------------------------------------- errors of the system
 REMEDIES = {
     errno.ENOENT: "look at the path",
     errno.EISDIR: "give the path of a file",
@@ -112,7 +112,7 @@ REMEDIES = {
 
 @contextmanager
 def within(what: str) -> Iterator[None]:
-    """Begin the message of a `CalcError` with ``what``, the data that it is about."""
+    """Begin the message of a `CalcError` with ``what``, the data concerned."""
     try:
         yield
     except CalcError as error:
@@ -123,7 +123,7 @@ def within(what: str) -> Iterator[None]:
 
 @contextmanager
 def telling(where: str, what: str, after: str = "") -> Iterator[None]:
-    """Errors of the system as ours: which file, why, what to do."""
+    """Convert errors of the system to a `FileError` with the file, the reason and a remedy."""
     try:
         yield
     except OSError as error:

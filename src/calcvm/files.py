@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: beside their place, flushed, and then renamed into it."""
+"""Atomic writes: a file is written beside its place, flushed, and then renamed into it."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from calcvm.errors import CalcError, telling
 from calcvm.system import set_mode
 
 _TEMPORARY = ".tmp"
-MIN_KEPT = 24  # bytes of a name that a temporary one has too
+MIN_KEPT = 24  # bytes of a name that its temporary name keeps, at least
 
 
 def checked(path: Any) -> Path:
-    """The path of a file (CalcError: it is none)."""
+    """The path of a file (CalcError: it is not one)."""
     if not isinstance(path, (str, PathLike)) or "\0" in str(path) or not Path(path).name:
         raise CalcError(f"{path!r} is not the path of a file: give a text, a pathlib.Path or an open binary file")
     return Path(path)
 
 
 def place(path: Any) -> Path:
-    """Where the file of a path lies, or will: what a link leads to.
+    """The actual place of a path's file, existing or not, with links resolved.
 
     Raises
     ------
-    CalcError : it is no path of a file, or what is there is no plain file (a device, a pipe).
+    CalcError : it is not the path of a file, or there is no plain file (but a device or a pipe).
     """
     found = os.path.realpath(checked(path))
     if os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
-        raise CalcError(f"{path} is a device or a pipe, which a file cannot take the place of: name a file")
+        raise CalcError(f"{path} is a device or a pipe, which a file cannot replace: name a file")
     return Path(found)
 
 
 def write(path: Any, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` write the file of a path that a user has given: whole, or the file is as it was.
+    """Let ``write`` write the file of a user's path; if that fails, the file is unchanged.
 
     Raises
     ------
-    FileError : the system refuses, with why and what to do.
-    CalcError : it is no path of a file.
+    FileError : the system refuses; with the reason and a remedy.
+    CalcError : it is not the path of a file.
     """
     with telling(str(path), "written"):
         replace(place(path), write)
 
 
 def picture(path: Any, figure: Any, dpi: int) -> None:
-    """Write a figure of matplotlib as the suffix of a path says, without one as .png; or to a binary file that is open.
+    """Write a matplotlib figure in the format of the path's suffix (default .png), or to an open binary file.
 
     Raises
     ------
-    FileError, CalcError : as `write`; it knows no such format.
+    FileError, CalcError : as in `write`; or the format is unknown.
     """
     if hasattr(path, "write"):
         figure.savefig(path, dpi=dpi)
@@ -69,17 +69,17 @@ def picture(path: Any, figure: Any, dpi: int) -> None:
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Let ``write`` write a file that takes the place of ``path`` when it ends well; else ``path`` is as it was.
+    """Let ``write`` write a file that replaces ``path`` if it succeeds; otherwise ``path`` is unchanged.
 
-    No context manager: an exception between its beginning and the block would leave the file to whoever keeps the traceback.
+    This is no context manager: after an exception between its beginning and the block, the traceback would keep the file open.
 
-    durable : what was written is on the disk before it takes the place, and its place is when the block has ended.
+    durable : flush the data to the disk before the file replaces ``path``, and the folder before the call returns.
     """
     temporary = _temporary(path)
     try:
         with open(temporary, "xb") as file:
             with suppress(FileNotFoundError):
-                set_mode(file, stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
+                set_mode(file, stat.S_IMODE(path.stat().st_mode))  # keep the permissions
             write(file)
             file.flush()
             if durable:
@@ -93,23 +93,23 @@ def replace(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = 
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what writers that were killed left behind; nobody may be writing to the folder."""
+    """Remove temporary files of killed writers; no writer may be using the folder."""
     for path in folder.glob(f".*{_TEMPORARY}"):
         path.unlink(missing_ok=True)
 
 
 def _temporary(path: Path) -> Path:
-    """A name beside a path, no longer than its own where that is long: it fits wherever that does."""
+    """A temporary name beside a path; not longer than a long name, so it is valid on the same file systems."""
     name, end = os.fsencode(path.name), f".{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
     kept = name[: max(len(name) - len(end) - 1, MIN_KEPT)].decode(errors="ignore")
     return path.with_name(f".{kept}{end}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names given, changed and removed in a folder durable, where the system can."""
+    """Make new, changed and removed names in a folder durable, if the system can."""
     handles: list[int] = []
     try:
-        # by C alone: between the call of Python's and the handle's place in a variable a signal would lose it
+        # entirely in C: between a Python call and its assignment, a signal would lose the handle
         handles.extend(map(os.open, (folder,), (os.O_RDONLY,)))
         os.fsync(handles[0])
     except OSError:

@@ -1,4 +1,4 @@
-"""Operators on variables, by function.  Each adds an operator to the active path and returns its result.
+"""Operators on variables, as functions.  Each adds an operator to the active path and returns its result.
 
 Shapes follow NumPy: elementwise operators broadcast, reductions take axes and ``keepdims``.  The operator
 reference (``docs/operators.md``, generated from the table) has the equations and sources.
@@ -114,13 +114,13 @@ __all__ = [
     "where",
 ]
 
-Axes = int | Sequence[int] | Variable | None  # a variable in equations, as what is reduced
-Reduced = Variable | tuple[Any, ...]  # a tuple in equations, of indexes
-MOST_JOINED = 8  # as parts of concat_many
+Axes = int | Sequence[int] | Variable | None  # in an equation: the variable to reduce
+Reduced = Variable | tuple[Any, ...]  # in an equation: a tuple of indexes
+MOST_JOINED = 8  # inputs of concat_many
 
 
 def matmul(a: Variable, b: Variable, transpose_a: bool = False, transpose_b: bool = False) -> Variable:
-    """Matrix product over the last two axes; leading axes are batches, and one operand may have none."""
+    """Matrix product over the last two axes.  Leading axes are batches; one operand may have none."""
     return apply("matmul", a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
@@ -130,7 +130,7 @@ def linear(x: Variable, weight: Variable, bias: Variable | None = None) -> Varia
 
 
 def _pair(name: str, a: Any, b: Any) -> None:
-    """One operand at least is a variable: others would compute something else in silence."""
+    """Require a variable among the operands.  Without one, Python would silently compute something else."""
     if not isinstance(a, (Variable, Traced)) and not isinstance(b, (Variable, Traced)):
         raise CalcError(f"{name}: a variable is wanted, not {checks.called(a)} and {checks.called(b)}")
 
@@ -190,12 +190,12 @@ def log(x: Variable) -> Variable:
 
 
 def expm1(x: Variable) -> Variable:
-    """exp(x) - 1, without the difference's loss where x is near 0."""
+    """exp(x) - 1, without cancellation if x is near 0."""
     return apply("expm1", x)
 
 
 def log1p(x: Variable) -> Variable:
-    """log(1 + x), without the sum's loss where x is near 0."""
+    """log(1 + x), without loss of precision if x is near 0."""
     return apply("log1p", x)
 
 
@@ -220,12 +220,12 @@ def tan(x: Variable) -> Variable:
 
 
 def asin(x: Variable) -> Variable:
-    """The angle in [-pi/2, pi/2] whose sine is x; NaN where x is outside [-1, 1]."""
+    """The angle in [-pi/2, pi/2] whose sine is x; NaN if x is outside [-1, 1]."""
     return apply("asin", x)
 
 
 def acos(x: Variable) -> Variable:
-    """The angle in [0, pi] whose cosine is x; NaN where x is outside [-1, 1]."""
+    """The angle in [0, pi] whose cosine is x; NaN if x is outside [-1, 1]."""
     return apply("acos", x)
 
 
@@ -270,7 +270,7 @@ def tanh(x: Variable) -> Variable:
 
 
 def gelu(x: Variable, approximate: str = "none") -> Variable:
-    """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
+    """x * Phi(x); Phi, the normal distribution function, is computed by erf ("none") or approximated by "tanh"."""
     return apply("gelu", x, approximate=approximate)
 
 
@@ -280,7 +280,7 @@ def silu(x: Variable) -> Variable:
 
 
 def selu(x: Variable) -> Variable:
-    """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere, which keeps mean 0 and variance 1."""
+    """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere.  It preserves mean 0 and variance 1."""
     return apply("selu", x)
 
 
@@ -290,7 +290,7 @@ def mish(x: Variable) -> Variable:
 
 
 def hard_sigmoid(x: Variable) -> Variable:
-    """x/6 + 1/2 within [0, 1], as PyTorch's."""
+    """x/6 + 1/2, clipped to [0, 1], as in PyTorch."""
     return apply("hard_sigmoid", x)
 
 
@@ -300,12 +300,12 @@ def hard_swish(x: Variable) -> Variable:
 
 
 def relu6(x: Variable) -> Variable:
-    """x within [0, 6]."""
+    """x clipped to [0, 6]."""
     return apply("relu6", x)
 
 
 def prelu(x: Variable, slope: Variable) -> Variable:
-    """x where positive, ``slope * x`` elsewhere; the slope broadcasts, such as (C, 1, 1) to images."""
+    """x where positive, ``slope * x`` elsewhere.  The slope broadcasts: (C, 1, 1) has one per channel of images."""
     return apply("prelu", x, slope)
 
 
@@ -320,66 +320,66 @@ def elu(x: Variable, alpha: float = 1.0) -> Variable:
 
 
 def clip(x: Variable, lo: float, hi: float) -> Variable:
-    """x between ``lo`` and ``hi`` (of one bound: `maximum` or `minimum` of x and a number)."""
+    """x clipped to [``lo``, ``hi``].  For a single bound, take `maximum` or `minimum`."""
     return apply("clip", x, lo=lo, hi=hi)
 
 
 def sign(x: Variable) -> Variable:
-    """-1, 0 or 1; it has no slope, and no gradient goes through it."""
+    """-1, 0 or 1.  No gradient goes through it."""
     return apply("sign", x)
 
 
 def floor(x: Variable) -> Variable:
-    """The largest integer not above x; no gradient goes through it."""
+    """The largest integer not above x.  No gradient goes through it."""
     return apply("floor", x)
 
 
 def ceil(x: Variable) -> Variable:
-    """The least integer not below x; no gradient goes through it."""
+    """The smallest integer not below x.  No gradient goes through it."""
     return apply("ceil", x)
 
 
 def round(x: Variable) -> Variable:  # noqa: A001
-    """The nearest integer, of two the even one; no gradient goes through it."""
+    """The nearest integer, ties to even.  No gradient goes through it."""
     return apply("round", x)
 
 
 def maximum(a: Variable | float, b: Variable | float) -> Variable:
-    """The larger of two, element by element, broadcasting; NaN if either is (`max` reduces over axes)."""
+    """The larger of two, elementwise, broadcasting; NaN if either is NaN (`max` reduces over axes)."""
     return _of_two("maximum", a, b)
 
 
 def minimum(a: Variable | float, b: Variable | float) -> Variable:
-    """The smaller of two, element by element, broadcasting; NaN if either is (`min` reduces over axes)."""
+    """The smaller of two, elementwise, broadcasting; NaN if either is NaN (`min` reduces over axes)."""
     return _of_two("minimum", a, b)
 
 
 def mod(a: Variable, b: Variable) -> Variable:
-    """a % b of floats, of the sign of b; the rest of a division by a variable or a number.
+    """a % b for floats: the remainder of the division, with the sign of b.
 
-    int8, uint8 and bool become floats before; int32 and int64, of which a float may not have all, are refused.
+    int8, uint8 and bool are cast to floats.  int32 and int64 raise, because a float cannot represent all of them.
     """
     return _of_two("mod", a, b)
 
 
 # ---------------------------------------------------------------- types, comparisons, conditions
 def cast(x: Variable, dtype: Any) -> Variable:
-    """x as numbers of another type (see `CalcGraph.placeholder`); gradients go through it from floats to floats.
+    """x as another type (see `CalcGraph.placeholder`).  Gradients go through casts from floats to floats.
 
-    A float becomes the nearest integer towards 0 that the type has, NaN becomes 0; of an integer that is too large the
-    lowest bits stay; as a bool, whatever is not 0 is true.
+    Floats are truncated towards 0 and saturate at the ends of an integer type; NaN becomes 0.  Integers that are too large
+    keep their lowest bits.  As a bool, everything but 0 is true.
     """
     to = type_of("cast", dtype)
     return x if isinstance(x, Variable) and x.type == to else apply("cast", x, to=to)
 
 
 def equal(a: Variable | float, b: Variable | float) -> Variable:
-    """Whether a = b, element by element, broadcasting (``==`` asks whether two are one variable)."""
+    """Whether a = b, elementwise, broadcasting.  (``==`` tests whether two are the same variable.)"""
     return _of_two("equal", a, b)
 
 
 def not_equal(a: Variable | float, b: Variable | float) -> Variable:
-    """Whether a and b differ; NaN differs from all."""
+    """Whether a and b differ.  NaN differs from everything."""
     return _of_two("not_equal", a, b)
 
 
@@ -404,27 +404,27 @@ def greater_equal(a: Variable | float, b: Variable | float) -> Variable:
 
 
 def logical_and(a: Variable, b: Variable) -> Variable:
-    """Whether both hold; of numbers, whether both are not 0 (and nothing of their bits).  Also ``a & b``."""
+    """Whether both are true.  Numbers other than 0 are true; bits are not combined.  Also ``a & b``."""
     return _of_two("logical_and", a, b)
 
 
 def logical_or(a: Variable, b: Variable) -> Variable:
-    """Whether one holds, or both.  Also ``a | b``."""
+    """Whether at least one is true.  Also ``a | b``."""
     return _of_two("logical_or", a, b)
 
 
 def logical_xor(a: Variable, b: Variable) -> Variable:
-    """Whether one holds, and not both.  Also ``a ^ b``."""
+    """Whether exactly one is true.  Also ``a ^ b``."""
     return _of_two("logical_xor", a, b)
 
 
 def logical_not(x: Variable) -> Variable:
-    """Whether it does not hold.  Also ``~x``."""
+    """Whether x is false.  Also ``~x``."""
     return apply("logical_not", x)
 
 
 def where(condition: Any, x: Variable | float, y: Variable | float) -> Variable:
-    """x where the condition holds, else y, broadcasting; the gradient goes to the one that was taken."""
+    """x where the condition is true, else y, broadcasting.  The gradient goes to the chosen one."""
     if isinstance(condition, bool):
         raise CalcError(
             "where: the condition is a bool of Python's; == asks whether two are one variable: take cv.equal(a, b)"
@@ -438,7 +438,7 @@ def _of_two(name: str, a: Any, b: Any) -> Variable:
 
 
 def softmax(x: Variable, axis: int = -1) -> Variable:
-    """exp(x) normalized to sum 1 over an axis: the last one, or 1, of the channels of images."""
+    """exp(x) normalized to sum 1 over an axis: the last, or 1, the channels of images."""
     return _over_classes("softmax", x, axis)
 
 
@@ -454,9 +454,9 @@ def _over_classes(name: str, x: Variable, axis: int) -> Variable:
 
 
 def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
-    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``.
+    """Reduce over any axes.  One operator takes up to ``blocks`` blocks of adjacent axes, from the right; ``then`` the rest.
 
-    In an equation what is reduced stands last, after its indexes: ``cv.sum(i, x[b, i])``.
+    In an equation the indexes come first and the operand last: ``cv.sum(i, x[b, i])``.
     """
     if isinstance(axes, Traced):
         return axes._reduced(name, x)
@@ -472,7 +472,7 @@ def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, 
 
 
 def _chosen(name: str, x: Variable, axes: Any) -> list[int]:
-    """Axes of x from the first to the last, each once."""
+    """Axes of x as sorted, non-negative numbers; ShapeError if one occurs twice or is out of range."""
     given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
     chosen = sorted({a + x.rank if a < 0 else a for a in given})
     if not all(0 <= a < x.rank for a in chosen):
@@ -489,7 +489,7 @@ def _axes(name: str, axes: Any) -> tuple[int, ...]:
 
 
 def sum(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
-    """Sum over axes (default all); in an equation over indexes, ``sum(i, x[b, i])`` (`equation`), as mean, max and min."""
+    """Sum over axes (default all).  In an equation over indexes: ``sum(i, x[b, i])`` (`equation`); so mean, max and min."""
     return _reduce("sum", x, axes, keepdims)
 
 
@@ -514,13 +514,12 @@ def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # n
 
 
 def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
-    """Sums of the elements up to each along an axis; ``reverse``: from each to the last.
+    """Cumulative sum along an axis; ``reverse``: from each element to the last.
 
     Parameters
     ----------
     x : Variable, any shape but ()
-    axis : int, which may be the batch's
-
+    axis : int, which may be the batch
     Examples
     --------
     >>> import calcvm as cv
@@ -535,17 +534,17 @@ def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
 
 
 def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
-    """log(sum(exp(x))) over axes (default all), the largest subtracted first: -inf of what is -inf alone."""
+    """log(sum(exp(x))) over axes (default all), without overflow.  It is -inf if all elements are."""
     return _reduce("logsumexp", x, axes, keepdims, blocks=1)
 
 
 def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
-    """log(sum(exp)) of the elements up to each along an axis, without overflow: -inf up to the first that is not -inf.
+    """Cumulative logsumexp along an axis, without overflow; -inf up to the first element that is not -inf.
 
     Parameters
     ----------
     x : Variable, any shape but ()
-    axis : int, which may be the batch's
+    axis : int, which may be the batch
 
     Examples
     --------
@@ -561,18 +560,18 @@ def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
 
 
 def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
-    """Variance over axes (default all): squares of what x is off its mean, in a second pass, over their number less ``correction``.
+    """Variance over axes (default all), in two passes: the sum of squared deviations from the mean, divided by n - ``correction``.
 
     Parameters
     ----------
     x : Variable, any shape
     axes : int or sequence of int
-        Those that are reduced.
+        The axes to reduce.
     correction : int
-        0 as in NumPy, 1 for the unbiased estimate that is PyTorch's default.  Where no more elements are left to divide by, it is
-        NaN of equal elements and else infinite.
+        0 as in NumPy, 1 for the unbiased estimate that is PyTorch's default.  If n - ``correction`` is not positive, the
+        result is NaN for equal elements and infinite otherwise.
     keepdims : bool
-        Whether reduced axes stay, with one element.
+        Whether reduced axes stay, with size 1.
 
     Examples
     --------
@@ -587,12 +586,12 @@ def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = Fal
 
 
 def std(x: Variable, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
-    """Standard deviation over axes, the root of `var`; its gradient where nothing varies is 0."""
+    """Standard deviation over axes, the root of `var`.  Its gradient is 0 where the deviation is 0."""
     return _spread("std", x, axes, correction, keepdims)
 
 
 def _spread(name: str, x: Any, axes: Any, correction: int, keepdims: bool) -> Variable:
-    """Over axes that are neighbours, or have been made so."""
+    """var or std over any axes.  Axes that are not adjacent are first transposed to the end."""
     correction = checks.integer(f"{name}: correction", correction, 0, 1 << 24)
     if isinstance(axes, Traced) or axes is None or not isinstance(x, Variable):
         return _reduce(name, x, axes, keepdims)
@@ -605,13 +604,14 @@ def _spread(name: str, x: Any, axes: Any, correction: int, keepdims: bool) -> Va
 
 
 def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool | None = None) -> Variable:
-    """x less its mean over the batch, which a buffer follows; in a path that does not train, x less the buffer.
+    """x minus its mean over the batch, with a running mean in a buffer.  Without training: x minus the buffer.
 
     Parameters
     ----------
-    running : buffer (`CalcGraph.buffer`) of the shape of x without its leading axis; each round that trains moves it by
+    x : Variable, shape (B, ...)
+    running : buffer (`CalcGraph.buffer`) of the shape of x without its leading axis.  Each training step moves it by
         ``momentum`` towards the mean of its batch.
-    training : which of the two; default: whether the path trains.
+    training : whether to use the mean of the batch; default: whether the path trains.
     """
     checks.one_of("center", x, Variable, "a variable")
     train = x.graph.active.backward if training is None else checks.flag("center: training", training)
@@ -623,19 +623,19 @@ def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool
 def layer_norm(
     x: Variable, scale: Variable | None = None, shift: Variable | None = None, axes: int = 1, eps: float = 1e-5
 ) -> Variable:
-    """x less its mean, by its deviation, over its last ``axes`` axes; times scale, plus shift, each of their shape."""
+    """(x - mean) / deviation over the last ``axes`` axes, times scale, plus shift.  Both have the shape of these axes."""
     axes, eps = checks.integer("layer_norm: axes", axes, 1, 64), checks.number("layer_norm: eps", eps, 0, 1e30)
     return apply("layer_norm", x, scale, shift, axes=axes, eps=eps)
 
 
 def rms_norm(x: Variable, scale: Variable | None = None, axes: int = 1, eps: float = 1e-5) -> Variable:
-    """x by the root of its mean square over its last ``axes`` axes; times scale, of their shape."""
+    """x divided by its root mean square over the last ``axes`` axes, times scale, which has their shape."""
     axes, eps = checks.integer("rms_norm: axes", axes, 1, 64), checks.number("rms_norm: eps", eps, 0, 1e30)
     return apply("rms_norm", x, scale, axes=axes, eps=eps)
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
-    """The same elements under another shape: None the batch, at most one -1 what is left.  Costs nothing."""
+    """The same elements in another shape: None is the batch, one -1 is inferred.  A view: it costs nothing."""
     if not isinstance(shape, (tuple, list)):
         raise ShapeError(f"reshape: shape {checks.shown(shape)}: give a tuple such as (None, 8), None for the batch")
     sizes = (None if isinstance(n, Affine) and n == BATCH else checks.plain(n) for n in shape)
@@ -643,27 +643,27 @@ def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
 
 
 def flatten(x: Variable) -> Variable:
-    """(B, ...) as (B, elements of a sample).  Costs nothing."""
+    """(B, ...) as (B, n), n the elements per sample.  A view: it costs nothing."""
     return apply("flatten", x)
 
 
 def stop_gradient(x: Variable) -> Variable:
-    """x, taken for a constant by the backward: what is behind it is not trained through it.  Costs nothing."""
+    """x as a constant for the backward pass: nothing behind it is trained through it.  A view: it costs nothing."""
     return apply("stop_gradient", x)
 
 
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
-    """Axes in another order (default reversed)."""
+    """x with its axes in another order (default reversed)."""
     return apply("transpose", x, axes=None if axes is None else _axes("transpose", axes))
 
 
 def channels_last(x: Variable) -> Variable:
-    """x (N, C, *sizes) as (N, *sizes, C): a view of what convolutions and the like make, which lies so."""
+    """x (N, C, *sizes) as (N, *sizes, C), a view if x is stored that way, as the results of convolutions are."""
     return apply("channels_last", x)
 
 
 def channels_first(x: Variable) -> Variable:
-    """x (N, *sizes, C) as the images (N, C, *sizes) that lie so: a view of what users' operators make."""
+    """x (N, *sizes, C) as images (N, C, *sizes), a view stored channels last.  Custom operators that make such data need it."""
     return apply("channels_first", x)
 
 
@@ -673,7 +673,7 @@ def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
         raise ShapeError(f"concat: give a list of variables to join, such as [a, b], not {checks.shown(variables)}")
     checks.one_of("concat", variables[0], Variable, "a list of variables")
     parts = list(variables)
-    while len(parts) > 1:  # of more than a row takes, the first ones become one
+    while len(parts) > 1:  # more than one row can take: join the first ones
         few = parts[:MOST_JOINED]
         name = "concat" if len(few) == 2 else "concat_many"
         missing = [None] * (MOST_JOINED - len(few) if name == "concat_many" else 0)
@@ -684,7 +684,7 @@ def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
 def dropout(x: Variable, rate: float = 0.5) -> Variable:
     """Zero each element with probability ``rate`` and scale the others by 1 / (1 - rate).
 
-    The mask is a function of the model's seed, the step and the element: it is not stored.
+    The mask is a function of the model's seed, the step and the element.  It is not stored.
     """
     return _drawn("dropout", "dropout", x, rate)
 
@@ -692,16 +692,16 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
 def dropout2d(x: Variable, rate: float = 0.5) -> Variable:
     """Zero each channel of each sample of x (N, C, *sizes) with probability ``rate``, and scale the others by 1 / (1 - rate).
 
-    The mask, a number for each sample and channel, is a function of the model's seed, the step and the place.
+    The mask has one number per sample and channel, a function of the model's seed, the step and the position.
     """
     return x * _drawn("dropout2d", "dropout_mask", x, rate)
 
 
 def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
-    """An operator that drops with a probability, which lies in the heap."""
+    """An operator that drops with a probability, which is stored in the heap."""
     checks.one_of(what, x, Variable, "a variable")
     rate = checks.number(f"{what} of {x}: rate", rate, 0, 1, ends="[)")
-    g, _ = x.graph, x.graph.active  # a path is open, or nothing is added
+    g, _ = x.graph, x.graph.active  # raises before anything is added if no path is open
     with g.drawing() as (rng, stream):
         name = g.unique(what)
         state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
@@ -711,15 +711,15 @@ def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
 
 
 def pick(x: Variable, index: Variable) -> Variable:
-    """``x[..., index]``, of each row its own element: x (..., N), index (...) of integers in [0, N).
+    """One element per row, ``x[..., index]``: x (..., N), index (...) of integers in [0, N).
 
-    x has a row for each index, with the batch first: rows of a table for indexes (an embedding) it does not take.
+    x has one row per index, with the batch first.  For an embedding, which takes rows of a table, this is not enough.
     """
     return apply("pick", x, index)
 
 
 def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001
-    """``x[starts[0]:stops[0], ...]``, also written with Python's slices; None: from the start, to the end."""
+    """``x[starts[0]:stops[0], ...]``, also written as Python slices; None: from the start, to the end."""
     for what, bounds in (("starts", starts), ("stops", stops)):
         if not isinstance(bounds, (tuple, list)):
             raise ShapeError(f"slice: {what} {checks.shown(bounds)}: give a tuple with a bound for each axis")
@@ -735,15 +735,15 @@ def softmax_cross_entropy(
 ) -> Variable:
     """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N).
 
-    axis : of the classes, the last or 1 (default: 1 of images, as convolutions make them, the last of all else).  Of logits
-        (B, N, *sizes) labels are (B, *sizes), one a pixel.
-    ignore_index : the label, in [0, N) or not, of rows that have no part in the loss and its gradients, whatever their logits
-        are.  The mean is over the others; of none it is 0, as are the gradients (PyTorch's is NaN).
+    axis : of the classes, the last or 1.  Default: 1 for images, as convolutions return them, else the last.  Logits
+        (B, N, *sizes) take labels (B, *sizes), one per pixel.
+    ignore_index : the label, in [0, N) or not, of rows to ignore.  They do not affect the loss or its gradients, whatever
+        their logits are.  The mean is over the other rows.  Without any, loss and gradients are 0 (PyTorch gives NaN).
     """
     if isinstance(logits, Variable) and logits.rank and logits.shape[class_axis(logits, axis)] == 1:
         raise ShapeError(
-            f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
-            "a class (nn.Flatten() after pools), or take binary_cross_entropy"
+            f"softmax_cross_entropy of {logits}: the softmax of a single output is 1 and its loss 0, whatever it is: use one output "
+            "per class (nn.Flatten() after pools), or binary_cross_entropy"
         )
     smoothing = checks.number("softmax_cross_entropy: label_smoothing", label_smoothing, 0, 1, ends="[)")
     if ignore_index is None:
@@ -752,7 +752,7 @@ def softmax_cross_entropy(
     loss = apply("softmax_cross_entropy", logits, label)
     if smoothing:
         n = logits.shape[-1].b
-        uniform = apply("where", counts, np.full(n, 1 / n), 0.0)  # an ignored row's are 0, and so is its part
+        uniform = apply("where", counts, np.full(n, 1 / n), 0.0)  # ignored rows get 0, which makes their loss 0
         loss = (1 - smoothing) * loss + smoothing * apply("softmax_cross_entropy", logits, uniform)
     return loss / share_of(counts)
 
@@ -790,35 +790,36 @@ def rmse(x: Variable, target: Variable) -> Variable:
 def accuracy(scores: Variable, target: Variable, axis: int | None = None, ignore_index: int | None = None) -> Variable:
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
 
-    axis, ignore_index : as of `softmax_cross_entropy`.
+    axis, ignore_index : as in `softmax_cross_entropy`.
 
     Raises
     ------
-    ShapeError : there is one class, which is always the largest.
+    ShapeError : there is only one class, which always has the largest score.
     """
     if isinstance(scores, Variable) and scores.rank and scores.shape[class_axis(scores, axis)] == 1:
         raise ShapeError(
-            f"accuracy of {scores}: the largest of one score is that one, whatever it is: compare it, as in "
-            "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or give an output a class"
+            f"accuracy of {scores}: a single score is always the largest: compare it, as in "
+            "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or use one output per class"
         )
     if ignore_index is None:
         return apply("accuracy", *_classes_last(scores, target, axis))
-    scores, label, counts = counting("accuracy", scores, target, axis, ignore_index, -1)  # class 0 is the largest there
+    scores, label, counts = counting("accuracy", scores, target, axis, ignore_index, -1)  # ignored rows predict class 0
     return apply("accuracy", scores, label) / share_of(counts)
 
 
 def counting(
     what: str, scores: Variable, target: Variable, axis: int | None, ignore_index: int, instead: int
 ) -> tuple[Variable, Variable, Variable]:
-    """Scores with the classes last and labels, of which an ignored row's are the scores 0, -inf, -inf, ... and the class
-    ``instead``: against class 0 a cross entropy of 0, with gradients of 0.  And where rows count, shape (..., 1).
+    """Scores with the classes last, labels, and whether each row counts, shape (..., 1).
+
+    An ignored row gets the scores 0, -inf, -inf, ... and the label ``instead``.  With label 0 its cross entropy and gradients are 0.
     """
     ignored = checks.integer(f"{what}: ignore_index", ignore_index, -(2**63))
     for v in (scores, target):
         checks.one_of(what, v, Variable, "a variable")
     scores, target = _classes_last(scores, target, axis)
     if target.shape == scores.shape:
-        raise ShapeError(f"{what}: ignore_index is for labels, and {target} has a number for each class of {scores}")
+        raise ShapeError(f"{what}: ignore_index needs labels, and {target} has one number per class of {scores}")
     if target.type != FLOAT:
         as_type(f"{what}: ignore_index of labels {target}", np.array(ignored), target.type)
     counts, n = not_equal(target, ignored), scores.shape[-1].b
@@ -829,15 +830,15 @@ def counting(
 
 
 def share_of(counts: Variable) -> Variable:
-    """The share of the rows that count; 1 where none does, for what is then 0."""
+    """The share of rows that count, or 1 if none does: a divisor for sums that are then 0."""
     share = mean(cast(counts, None))
-    some = apply("greater", share, 0.0, out=share.graph.unique("ignore_index"))  # of which refusals of rounds tell
+    some = apply("greater", share, 0.0, out=share.graph.unique("ignore_index"))  # named for messages
     some.unnamed = True
     return where(some, share, 1.0)
 
 
 def class_axis(scores: Variable, axis: int | None = None) -> int:
-    """The axis of the classes: 1 of images, as convolutions make them, or where it is asked for; else the last, -1."""
+    """The axis of the classes: 1 if given, or by default for images that convolutions return; else the last, -1."""
     what, last = f"classes of {scores}: axis", scores.rank - 1
     given = (1 if scores.layout else last) if axis is None else checks.integer(what, axis, -1 - last, last) % (last + 1)
     if given not in (1, last):
@@ -846,7 +847,7 @@ def class_axis(scores: Variable, axis: int | None = None) -> int:
 
 
 def _classes_last(scores: Any, target: Any, axis: int | None) -> tuple[Any, Any]:
-    """Scores whose last axis has the classes, and their target: numbers for each class as floats, in the same order."""
+    """Scores with the classes on the last axis, and the target.  One number per class becomes floats, in the same order."""
     if not isinstance(scores, Variable) or not scores.rank:
         return scores, target
     turned = class_axis(scores, axis) == 1

@@ -1,4 +1,4 @@
-"""Gradients as variables of the graph, and the pictures of what a network looks at that are made of them."""
+"""Gradients as variables of the graph, and attribution maps (saliency, Grad-CAM) built from them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["grad_cam", "gradient", "saliency"]
 
 
 def gradient(y: Variable, x: Variable) -> Variable:
-    """dy/dx, of the shape of x: a variable of the active path, which needs no ``backward=True`` for it.
+    """dy/dx, in the shape of x, as a variable of the active path.  The path need not have ``backward=True``.
 
     Parameters
     ----------
-    y : variable of one element that the active path computes: of scores of samples that know nothing of each other, their
-        sum, whose gradient is that of each sample's.
+    y : variable of one element, computed in the active path.  For the gradients of independent samples, take the sum of
+        their scores.
     x : any variable that y is computed from in this path: a placeholder, a parameter, a result.
 
     Raises
     ------
     ShapeError : y has more than one element.
-    CalcError : y is of another path, no gradient of it comes to x, or a part of it comes through a result of another path,
-        at which gradients stop.
+    CalcError : y belongs to another path, y has no gradient with respect to x, or a part of the gradient goes through a
+        result of another path, at which gradients stop.
     """
     for v in (y, x):
         checks.one_of("gradient", v, Variable, "a variable")
     graph, path = y.graph, y.graph.active
     if numel(y.shape) != 1:
-        raise ShapeError(f"gradient: {y} must have one element: take the sum of what the gradients are wanted of")
+        raise ShapeError(f"gradient: {y} must have one element: take the sum of the elements")
     if y.path is not path:
         raise CalcError(f"gradient: {y.name!r} is not computed in path {path.name!r}")
     behind = reached(path.operations, y, exactly=True)
@@ -43,9 +43,9 @@ def gradient(y: Variable, x: Variable) -> Variable:
     between = {v for op in behind for n, v in op.inputs.items() if n in op.differentiable}
     if x not in between or x.type != FLOAT:
         raise CalcError(
-            f"gradient: no gradient of {y.name!r} comes to {x.name!r}: in path {path.name!r} nothing leads from one to the "
-            "other, or integers, conditions, and operators that have none"
-            + "; the derivative of what is linear has no gradient: leave out the term that is made of it, which is 0"
+            f"gradient: {y.name!r} has no gradient with respect to {x.name!r}: in path {path.name!r} nothing leads from one to the "
+            "other, or only through integers, conditions and operators without a gradient"
+            + "; the derivative of a linear term is constant and its gradient 0: leave out the terms built from it"
             * again
         )
     edge = _through_another(path, behind, x)
@@ -65,7 +65,7 @@ def gradient(y: Variable, x: Variable) -> Variable:
 
 
 def _through_another(path: Path, behind: list[Operation], x: Variable) -> tuple[Variable, Path] | None:
-    """A result of another path that operators have gradients through, and that itself depends on x; and that path."""
+    """A result of another path that operators have gradients through and that depends on x, with its path."""
 
     def edges(of: Path, operations: list[Operation]) -> list[tuple[Variable, Path]]:
         read = dict.fromkeys(v for op in operations for v in _passing(op))
@@ -84,18 +84,18 @@ def _through_another(path: Path, behind: list[Operation], x: Variable) -> tuple[
 
 
 def _passing(op: Operation) -> list[Variable]:
-    """Inputs that an operator has a gradient of; of a gradient all that it is made of."""
+    """Inputs through which an operator passes gradients; for a gradient all its inputs."""
     return [v for n, v in op.inputs.items() if op.spec is GRADIENT or (n in op.differentiable and v.type == FLOAT)]
 
 
 def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:
-    """How much each pixel changes the score of a class: the largest of its channels' ``abs(d score / dx)``, (N, *sizes).
+    """How much each pixel changes the score of a class: the maximum over channels of ``abs(d score / dx)``, (N, *sizes).
 
     Parameters
     ----------
-    scores : (N, classes), as they are before softmax, in the form for inference (``net.build(x, training=False)``).
-    classes : (N,), of each image the class that is asked for.
-    x : (N, channels, *sizes), the images that the scores are computed from in the active path.
+    scores : (N, classes), before softmax, in the inference form (``net.build(x, training=False)``).
+    classes : (N,), the class of interest for each image.
+    x : (N, channels, *sizes), the images from which the active path computes the scores.
 
     References
     ----------
@@ -105,12 +105,12 @@ def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:
 
 
 def grad_cam(scores: Variable, classes: Variable, maps: Variable) -> Variable:
-    """Where what speaks for a class was seen: ``relu(sum_c mean(d score / d maps_c) * maps_c)``, (N, *sizes).
+    """Where the evidence for a class is: ``relu(sum_c mean(d score / d maps_c) * maps_c)``, (N, *sizes).
 
     Parameters
     ----------
-    scores, classes : as of `saliency`.
-    maps : (N, channels, *sizes), what a convolutional layer has made, mostly the last one.
+    scores, classes : as in `saliency`.
+    maps : (N, channels, *sizes), the result of a convolutional layer, usually the last one.
 
     References
     ----------
@@ -122,7 +122,7 @@ def grad_cam(scores: Variable, classes: Variable, maps: Variable) -> Variable:
 
 
 def _of_scores(what: str, scores: Variable, classes: Variable, x: Variable) -> Variable:
-    """Of each sample the gradient of its class's score with respect to x."""
+    """The gradient of each sample's class score with respect to x."""
     checks.one_of(what, x, Variable, "a variable")
     if x.rank < 3:
         raise ShapeError(f"{what}: {x} must be images, (N, channels, *sizes)")

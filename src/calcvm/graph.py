@@ -1,4 +1,4 @@
-"""The meta-model: a graph of operators on variables, divided into paths (CalcGraph, algorithms 2 to 6)."""
+"""The graph: operators on variables, in paths that share the variables (CalcGraph, algorithms 2 to 6)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorDescriptor:
-    """The shape of a variable: generic, with the batch open, and current, for a batch size.
+    """The shape of a variable: generic, with the batch open, and current, for one batch size.
 
-    generic : tuple of int or None (the batch) or Affine (a multiple of the batch).
+    generic : tuple of int, None (the batch) or Affine (a linear function of the batch).
     """
 
     shape: Shape
@@ -52,18 +52,18 @@ class TensorDescriptor:
 
 
 class Traced:
-    """What equations are written by in Python (`calcvm.indexed`): operators and functions that meet one hand over to it."""
+    """Base of the values that a Python equation is traced with (`calcvm.indexed`). Operators and functions given one call it."""
 
     def _element(self, x: Variable, places: tuple[Any, ...]) -> Any:
-        """``x[places]``, of which it is one."""
+        """The element ``x[places]``, if one of the places is traced."""
         raise NotImplementedError
 
     def _called(self, operator: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """An operator of inputs, of which it is one."""
+        """The result of an operator, if one of the inputs is traced."""
         raise NotImplementedError
 
     def _reduced(self, how: str, over: Any) -> Any:
-        """It reduced over indexes."""
+        """This value reduced over indexes."""
         raise NotImplementedError
 
 
@@ -71,13 +71,13 @@ class Traced:
 class Variable(Answering):
     """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
-    Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``; `calcvm.equal`, since
-    ``==`` asks whether two are one variable) and conditions (``& | ^ ~``) build operators in the active path.  The other
-    side may be a number or an array, which becomes a constant of the graph.
+    Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``) and conditions (``& | ^ ~``)
+    build operators in the active path.  ``==`` compares identity: use `calcvm.equal` for elements.  The other side may be a
+    number or an array, which becomes a constant of the graph.
     """
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
-        """``array * variable`` is the variable's; other functions of NumPy take arrays."""
+        """``array * variable`` calls the variable's operator; other NumPy functions take arrays only."""
         reflected = REFLECTED.get(function.__name__)
         if reflected and method == "__call__" and not options and not isinstance(operands[0], Variable):
             return getattr(self, reflected)(operands[0])
@@ -85,12 +85,12 @@ class Variable(Answering):
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         meant = NAMES["Variable"].get(function.__name__, "a function of calcvm, such as cv.mean(x)")
-        raise NoNumber(f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: take {meant}")
+        raise NoNumber(f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: use {meant}")
 
     def _no_number(self, *_: Any, **__: Any) -> Any:
         raise NoNumber(
-            f"{self} is a variable of a graph, which has numbers when the program runs: take functions of calcvm, such as "
-            "cv.exp(x), to compute with it"
+            f"{self} is a variable of a graph and has no numbers until the program runs: compute with functions of calcvm, such as "
+            "cv.exp(x)"
         )
 
     __array__ = __float__ = __int__ = __complex__ = __index__ = __len__ = _no_number
@@ -103,21 +103,21 @@ class Variable(Answering):
     name: str
     kind: str  # placeholder | parameter | buffer | constant | state | result
     descriptor: TensorDescriptor
-    type: str = FLOAT  # of its elements (`calcvm.ops.types`)
-    layout: str = ""  # how it lies in the heap (`calcvm.ops.layouts`)
+    type: str = FLOAT  # element type (`calcvm.ops.types`)
+    layout: str = ""  # axis order in the heap (`calcvm.ops.layouts`)
     path: Path | None = field(default=None, repr=False)
     producer: Operation | None = field(default=None, repr=False)
     init: Any = field(default=None, repr=False)
     regularizer: Any = field(default=None, repr=False)
     trainable: bool = False
-    settled: bool = field(default=False, repr=False)  # something reads it as it lies
-    unnamed: bool = field(default=False, repr=False)  # nobody chose its name: it gives it to who does
+    settled: bool = field(default=False, repr=False)  # the layout is fixed, because something reads it
+    unnamed: bool = field(default=False, repr=False)  # the name is automatic: a variable named by the user may take it
 
     def rename(self, name: str) -> Variable:
-        """Give the variable another name."""
+        """Rename the variable, and return it."""
         checks.text("a variable's name", name, "x")
         self.graph._claim(name, self)
-        for path in self.graph.paths.values():  # what is set by its name
+        for path in self.graph.paths.values():  # settings stored by name
             path.rates = {name if n == self.name else n: factor for n, factor in path.rates.items()}
             path.no_decay = tuple([name if n == self.name else n for n in path.no_decay])
         self._call(name)
@@ -130,7 +130,7 @@ class Variable(Answering):
 
     @property
     def source(self) -> Variable:
-        """The variable whose value it shows: itself, or what it is a view of."""
+        """The variable that holds the value: itself, or the one that it is a view of."""
         v = self
         while v.producer is not None and v.producer.spec.view:
             v = v.producer.inputs[v.producer.spec.inputs[0]]
@@ -138,7 +138,7 @@ class Variable(Answering):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What `CalcGraph.form` compares of a placeholder, parameter, buffer, constant or state."""
+        """The part of `CalcGraph.form` for a placeholder, parameter, buffer, constant or state."""
         init: Any = self.init
         if isinstance(init, np.ndarray):
             init = (init.shape, init.dtype.str, init.tobytes())
@@ -152,7 +152,7 @@ class Variable(Answering):
 
     @property
     def laid(self) -> Shape:
-        """Its shape as it lies in the heap."""
+        """The shape as stored in the heap."""
         return laid(self.shape, self.layout)
 
     @property
@@ -204,19 +204,21 @@ class Variable(Answering):
 
     def __pow__(self, exponent: Any) -> Variable:
         if isinstance(exponent, _TENSOR):
-            raise CalcError(f"{self.name} ** variable: the exponent is a number; write cv.exp(exponent * cv.log(x))")
+            raise CalcError(
+                f"{self.name} ** variable: the exponent must be a number; write cv.exp(exponent * cv.log(x))"
+            )
         return apply("pow", self, exponent=exponent)
 
     def __rpow__(self, base: Any) -> Variable:
         raise CalcError(f"number ** {self.name}: write cv.exp(x * np.log(number))")
 
     def __floordiv__(self, other: Any) -> Variable:
-        raise CalcError(f"{self.name} is no side of //: write cv.floor(x / y)")
+        raise CalcError(f"{self.name} // number: variables have no //: write cv.floor(x / y)")
 
     __rfloordiv__ = __divmod__ = __rdivmod__ = __floordiv__
 
     def __iter__(self) -> Iterator[Variable]:
-        raise NoNumber(f"{self} is one variable and no sequence of them: take parts of it by slices")
+        raise NoNumber(f"{self} is one variable, not a sequence: take parts of it by slices")
 
     def __pos__(self) -> Variable:
         return self
@@ -273,21 +275,21 @@ class Variable(Answering):
     def __bool__(self) -> bool:
         if self.kind in ("placeholder", "result"):
             raise NoNumber(
-                f"{self.name} is known when the program runs: take cv.where(condition, x, y) for an if; whether there is a "
-                "variable is told by x is not None"
+                f"{self.name} has no value until the program runs: use cv.where(condition, x, y) for an if, and x is not None to "
+                "test for a variable"
             )
-        return True  # as of `graph.variables.get(name) or graph.parameter(name, ...)`
+        return True  # for `graph.variables.get(name) or graph.parameter(name, ...)`
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise CalcError(
-            f"{self.name}[...] = value: a variable is not written to; make another one, such as cv.where(condition, value, x) or "
+            f"{self.name}[...] = value: variables cannot be assigned to; build a new one, such as cv.where(condition, value, x) or "
             "cv.concat([x[:, :2], value], axis=1)"
         )
 
     def __getitem__(self, index: Any) -> Variable:
-        """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension.
+        """Slice the leading dimensions by constant bounds with step 1, or integers; the batch dimension takes ``:``.
 
-        Of indexes that `calcvm.indexes` makes an element for an equation.
+        With indexes from `calcvm.indexes` the result is an element in an equation.
         """
         index = index if isinstance(index, tuple) else (index,)
         for i in index:
@@ -310,28 +312,28 @@ class Variable(Answering):
         return apply("reshape", y, shape=tuple(n.b if n.constant else -1 for n in left))
 
     def _one(self, axis: int, i: Any) -> slice:
-        """The slice of an element along an axis."""
+        """The slice that selects element ``i`` along an axis."""
         n, i = self.shape[axis], int(checks.plain(i))
         if not n.constant or not -n.b <= i < n.b:
-            why = "is the batch, of which no sample can be picked" if not n.constant else f"has {n.b} elements"
+            why = "is the batch: a single sample cannot be selected" if not n.constant else f"has {n.b} elements"
             raise ShapeError(f"{self}[...{i}...]: axis {axis} {why}")
         return slice(i % n.b, i % n.b + 1)
 
 
-# Methods of a variable for functions of two operands, the first an array.
+# NumPy functions of two operands, and the Variable methods for an array on the left.
 REFLECTED = {
     "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "matmul": "__rmatmul__",
     "remainder": "__rmod__", "power": "__rpow__", "float_power": "__rpow__", "floor_divide": "__rfloordiv__",
     "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__", "equal": "__eq__",
     "not_equal": "__ne__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
 }  # fmt: skip
-HUGE = 2**1000  # what a float holds
+HUGE = 2**1000  # still fits a float
 _TENSOR = (Variable, np.ndarray, Traced)
 Operand = Variable | np.ndarray | Traced | float
 
 
 def _operand(x: Variable, sign: str, other: Any) -> Any:
-    """The other side of an operator: a variable, a number, or an array (a list of numbers too)."""
+    """The other side of an operator: a variable, a number, or an array (also as a list of numbers)."""
     if isinstance(other, (Variable, Traced)):
         return other
     if isinstance(other, (bool, np.bool_)):
@@ -344,7 +346,7 @@ def _operand(x: Variable, sign: str, other: Any) -> Any:
 
 
 def as_numbers(what: str, value: Any) -> np.ndarray:
-    """An array of numbers or of bools."""
+    """Convert to an array of numbers or bools."""
     if checks.is_integer(value) and not -(2**63) <= value < 2**63 and -HUGE < value < HUGE:
         raise CalcError(f"{what}: {value} is beyond int64: as a float it is {float(value)!r}")
     try:
@@ -360,8 +362,9 @@ def as_numbers(what: str, value: Any) -> np.ndarray:
 class Operation:
     """An operator applied to variables.
 
-    laid : shapes of inputs and outputs as the operator's rows find them.  saved : of what is kept for the backward.
-    layer : of a network, by its scope, that it is a part of.
+    laid : shapes of inputs and outputs as stored, which is how the operator's rows see them.
+    saved : shapes of the values kept for the backward pass.
+    layer : scope of the network layer that the operator belongs to.
     """
 
     spec: OpSpec
@@ -375,36 +378,36 @@ class Operation:
 
     @property
     def differentiable(self) -> tuple[str, ...]:
-        """Inputs that have gradients; that of a cast of floats to floats is the result's."""
+        """Inputs that have gradients.  A cast of floats to floats passes its result's gradient on."""
         floats = self.spec.casts and not {v.type for v in (*self.inputs.values(), *self.outputs.values())} & {*RANKS}
         return self.spec.inputs if floats else self.spec.differentiable
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What `CalcGraph.form` compares of an operation."""
+        """The part of `CalcGraph.form` for an operation."""
         names = (*((n, v.name) for n, v in (*self.inputs.items(), *self.outputs.items())),)
         return (self.spec.name, self.name, names, tuple(self.attrs.items()), self.layer)
 
     def shapes(self) -> dict[str, Any]:
-        """Shape of every input, output and saved value, by the spec's names; None for an input that is left out."""
+        """Shape of every input, output and saved value, by the spec's names; None for an omitted input."""
         return {**dict.fromkeys(self.spec.inputs), **self.laid, **self.saved}
 
 
-SQUASHED = {  # what of scores a loss computes itself, and operators that have done so already
+SQUASHED = {  # loss: the function it applies to its scores, and the operators that have already applied one
     "softmax_cross_entropy": ("softmax", {"softmax"}),
     "binary_cross_entropy": ("sigmoid", {"sigmoid", "softmax"}),
 }
 
 
 def check_scores(loss: str, x: Variable) -> None:
-    """Warn where a loss of scores is given probabilities, as they come from a softmax or sigmoid."""
+    """Warn if a loss that takes scores is given probabilities, the result of a softmax or sigmoid."""
     itself, squashing = SQUASHED.get(loss, ("", set()))
     v, name = x, ""
     while v.producer is not None and itself:
         name = v.producer.spec.name
         if name in squashing:
             warn(
-                f"{loss} takes scores and computes the {itself} of them itself, and {x.name!r} are probabilities already, by a "
+                f"{loss} takes scores and applies {itself} itself, but {x.name!r} are probabilities already, from a "
                 f"{name}: leave that out (model.predict_proba gives the probabilities)"
             )
         if name not in ("transpose", "cast", "where") and not v.producer.spec.view:
@@ -413,11 +416,11 @@ def check_scores(loss: str, x: Variable) -> None:
 
 
 def ask(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Variable:
-    """What a user's function makes of variables.
+    """Call a user's function with variables and return its result.
 
     Raises
     ------
-    CalcError : it has raised another exception, which is its cause, or has taken a variable for an array or a number.
+    CalcError : the function raised another exception, or used a variable as an array or a number.  That exception is the cause.
     """
     try:
         return function(*given, **options)
@@ -429,19 +432,20 @@ def ask(what: str, function: Callable[..., Any], *given: Any, **options: Any) ->
         caught = error
     name = getattr(function, "__name__", type(function).__name__)
     raise CalcError(
-        f"{what}: {name}({', '.join(map(str, given))}) has raised {type(caught).__name__}: "
-        f"{' '.join(str(caught).split())[:300]}; these are variables of a graph, for functions of calcvm such as cv.mean(x)"
+        f"{what}: {name}({', '.join(map(str, given))}) raised {type(caught).__name__}: "
+        f"{' '.join(str(caught).split())[:300]}; its arguments are variables of a graph, for functions of calcvm such as cv.mean(x)"
     ) from caught
 
 
-LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name
+LATER: dict[str, Callable[..., Any]] = {}  # functions that higher packages register here, by name
 
 
 @dataclass(eq=False)
 class Path(Answering):
-    """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss.
+    """A part of the graph that runs as a unit: forward only, or with a backward pass that minimizes a loss.
 
-    layers : of networks, by scope, what each makes, and how many operators there were then: it may have none.
+    layers : by scope of a network's layer, its result and the number of operators in the path when it was built.
+        A layer may add no operators.
     """
 
     graph: CalcGraph = field(repr=False)
@@ -453,8 +457,8 @@ class Path(Answering):
     output: Variable | tuple[Variable, ...] | None = None
     optimizer: Any = None
     parameters: tuple[Variable, ...] | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
-    no_decay: tuple[str, ...] = ()  # parameters that the optimizer's weight decay spares
+    rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate that differ from 1, by name
+    no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -471,7 +475,7 @@ class Path(Answering):
             self._adopt_names(sys._getframe(1).f_locals)
 
     def _adopt_names(self, scope: Mapping[str, Any]) -> None:
-        """Call results by the Python names they have at the end of the ``with`` block: ``R = cv.rmse(Y, O)``."""
+        """Name results after the Python variables that hold them when the ``with`` block ends: ``R = cv.rmse(Y, O)``."""
         taken = self.graph.variables
         for name, v in list(scope.items()):
             if isinstance(v, Variable) and v.path is self and v.unnamed and name not in taken and name[0] != "_":
@@ -485,22 +489,23 @@ class Path(Answering):
         parameters: Iterable[Variable | str] | None = None,
         rates: Mapping[str, float] | Mapping[Variable, float] | None = None,
     ) -> None:
-        """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``, or one's name (``"adam"``).
+        """Train the trainable parameters that ``loss`` depends on.
 
         Parameters
         ----------
-        output : the network's result, or a tuple of them; operators that they do not need form the section "loss", so
-            that the network can run forward without targets.
-        parameters : those to train, or their names, of all behind the loss (`CalcGraph.parameters` finds them by
-            a prefix); the others stay as they are in this path.
-        rates : factors of the learning rate, by parameter, by name, or for all whose names begin with a text that ends
-            with a dot, such as ``"linear_1."``, or end with one that begins with a dot, such as ``".bias"``; of several
-            that fit, the last one holds.
+        loss : variable of one element.
+        optimizer : optimizer, or its name such as ``"adam"``.
+        output : the network's result, or a tuple of results.  Operators that the output does not need form the section
+            "loss", so the network can run forward without targets.
+        parameters : the parameters to train, or their names (`CalcGraph.parameters` finds them by a prefix).  The others
+            keep their values in this path.  Default: all that the loss depends on.
+        rates : factors of the learning rate, by parameter, by name, by a prefix that ends with a dot such as
+            ``"linear_1."``, or by a suffix that begins with one such as ``".bias"``.  If several match, the last one wins.
 
         Raises
         ------
         ShapeError : the loss has more than one element.
-        CalcError : the path does not train or has a loss already; the loss does not depend on what is to be trained.
+        CalcError : the path is forward only or has a loss already, or the loss does not depend on the given parameters.
         """
         from calcvm.optim import optimizer_of
 
@@ -509,7 +514,7 @@ class Path(Answering):
         if not self.backward:
             raise CalcError(f"path {self.name!r} is forward only: open it with g.path({self.name!r}, backward=True)")
         if self.loss is not None:
-            raise CalcError(f"path {self.name!r} minimizes {self.loss.name!r} already: one loss a path")
+            raise CalcError(f"path {self.name!r} minimizes {self.loss.name!r} already: a path has one loss")
         if numel(loss.shape) != 1:
             raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
         if loss.path is not self:
@@ -523,8 +528,8 @@ class Path(Answering):
         behind = self.trained_behind(loss) if trained is None else trained
         if behind and not {*behind} & {v for op in reached(self.operations, loss, True) for v in op.inputs.values()}:
             raise CalcError(
-                f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers, "
-                "conditions, or operators that have none, such as sign or one of your own without dx"
+                f"minimize: the loss {loss.name!r} has no gradient with respect to {behind[0].name!r}: between them are integers, "
+                "conditions, or operators without a gradient, such as sign or a custom one without dx"
             )
         factors, spared = self._factors(behind, rates), self._spared(behind, optimizer)
         for op in reached(self.operations, loss):
@@ -533,7 +538,7 @@ class Path(Answering):
         self.parameters, self.rates, self.no_decay = trained, factors, spared
 
     def _factors(self, trained: Sequence[Variable], given: Any) -> dict[str, float]:
-        """Factors of the learning rate other than 1, by name."""
+        """Factors of the learning rate that differ from 1, by name."""
         factors: dict[str, float] = {}
         if given is None:
             return factors
@@ -546,14 +551,14 @@ class Path(Answering):
 
     @staticmethod
     def _spared(trained: Sequence[Variable], optimizer: Optimizer) -> tuple[str, ...]:
-        """The trained parameters that the optimizer's weight decay spares, in their order."""
+        """The trained parameters that are exempt from the optimizer's weight decay, in order."""
         what, found = f"{type(optimizer).__name__}: no_decay", set[str]()
         for key in optimizer.no_decay:
             found |= {v.name for v in trained if v.rank < 2} if key == "1d" else {*_called(what, key, trained)}
         return tuple([v.name for v in trained if v.name in found])
 
     def _to_train(self, loss: Variable, given: Any) -> tuple[Variable, ...]:
-        """Parameters, by name or themselves, that a loss has a gradient of; in the graph's order."""
+        """The parameters to train, given as objects or names, in the graph's order.  The loss must have a gradient for each."""
         behind = self.trained_behind(loss)
         chosen = set[Variable]()
         for p in checks.items("minimize: parameters", given, "a list of parameters or their names"):
@@ -564,49 +569,49 @@ class Path(Answering):
                 why = "is no parameter" if found.kind != "parameter" else "is frozen" if not found.trainable else ""
                 raise CalcError(
                     f"minimize: {found.name!r} {why or f'has no part in the loss {loss.name!r}'}, and cannot be trained; "
-                    f"what can: {', '.join(v.name for v in behind) or 'nothing'}"
+                    f"trainable are: {', '.join(v.name for v in behind) or 'none'}"
                 )
             chosen.add(found)
         if not chosen:
-            raise CalcError("minimize: parameters is empty: leave it out to train all behind the loss")
+            raise CalcError("minimize: parameters is empty: leave it out to train all parameters of the loss")
         return tuple(v for v in behind if v in chosen)
 
     def gradient_of(self, parameter: Variable | str) -> Any:
-        """The gradient of the path's loss by a parameter that it trains, as equations: ``print(path.gradient_of(W))``.
+        """The gradient of the path's loss with respect to a trained parameter, as equations: ``print(path.gradient_of(W))``.
 
-        They are the rows that lowering derives for this gradient, before fusion and planning, put into each other where
-        elements are computed of elements, as NumPy would write them.  What comes back is a `calcvm.script.equations.Equations`: ``str`` of it,
-        ``equations`` as data, ``evaluate`` for numbers, and LaTeX in notebooks.
+        The equations are the rows that lowering derives, before fusion and planning.  Elementwise rows are substituted
+        into each other, and written as in NumPy.  The result is a `calcvm.script.equations.Equations`: ``str`` gives the
+        text, ``equations`` the data, ``evaluate`` the numbers, and notebooks show LaTeX.
 
         Raises
         ------
         CalcError : the path minimizes nothing, or does not train this parameter.
-        UnsupportedOperator : a row has no text, such as that of an operator of your own that is no formula.
+        UnsupportedOperator : a row has no text, such as that of a custom operator that is not a formula.
         """
         return LATER["gradient_of"](self, parameter)
 
     def evaluate(self, values: Mapping[Any, Any], seed: int = 0) -> dict[str, Any]:
-        """All results of the path in float64, by the equations of its rows alone: what a step through it would show.
+        """Compute all results of the path in float64 from the equations of its rows, as a step-by-step run would show them.
 
-        No kernel computes anything here: where a program gives something else, its row is wrong.
+        No kernel runs.  If a program gives another result, its row is wrong.
 
         Parameters
         ----------
-        values : arrays by variable or name, in the shapes that the variables have: placeholders, results of other paths, and
-            parameters and buffers where they are not what a model begins with (``{"x": X, **model.parameters}``).  A result
-            of the path that is given is taken as it is.
-        seed : parameters that are not given are those of ``heap.load(program, seed=seed)``.
+        values : arrays by variable or name, in the variables' shapes: placeholders, results of other paths, and the
+            parameters and buffers that differ from a model's initial values (``{"x": X, **model.parameters}``).  A given
+            result of this path is used as it is.
+        seed : the seed of the parameters that are not given, as in ``heap.load(program, seed=seed)``.
 
         Returns
         -------
-        dict of ndarray, by the names of the path's results, in the order in which they are computed, and of its output, which may
-        be what is given; those that follow from a placeholder that is not given, such as a loss from its target, are left out
+        dict of ndarray, by name: the path's results in the order of computation, and its output, which may be a given value.
+            Results that depend on a missing placeholder, such as a loss on its target, are left out.
 
         Raises
         ------
-        CalcError, ShapeError : a value is unknown or has another shape; batches differ; a label or an index is none; nothing
-            follows from what is given.
-        UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom: give its result.
+        CalcError, ShapeError : a value is unknown or has the wrong shape, batches differ, a label or an index is out of
+            range, or nothing can be computed from the given values.
+        UnsupportedOperator : a row has no equation, because it draws random numbers or is custom: give its result.
 
         Examples
         --------
@@ -616,18 +621,18 @@ class Path(Answering):
         return LATER["evaluate"](self, values, checks.integer("evaluate: seed", seed, 0, 2**63 - 1))
 
     def trained_behind(self, loss: Variable) -> list[Variable]:
-        """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""
+        """Trainable parameters for which a loss of this path has a gradient, in the graph's order."""
         inputs = {v for op in reached(self.operations, loss) for v in op.inputs.values()}
         return [v for v in self.graph.variables.values() if v in inputs and v.kind == "parameter" and v.trainable]
 
     @property
     def outputs(self) -> tuple[Variable, ...]:
-        """The network's results: ``output``."""
+        """The network's results, ``output``, as a tuple."""
         return outputs_of(f"path {self.name!r}: output", self.output)
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What `CalcGraph.form` compares of a path."""
+        """The part of `CalcGraph.form` for a path."""
         ends = (None if self.loss is None else self.loss.name, *(v.name for v in self.outputs))
         optimizer = self.optimizer and self.optimizer.form
         trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
@@ -642,7 +647,7 @@ class Path(Answering):
 
 
 def _called(what: str, key: Any, parameters: Sequence[Variable]) -> list[str]:
-    """Names of parameters by a name, its beginning that ends with a dot, or its end that begins with one."""
+    """Names of the parameters that match a name, a prefix that ends with a dot, or a suffix that begins with one."""
     names = [v.name for v in parameters]
     found = [
         n
@@ -651,14 +656,12 @@ def _called(what: str, key: Any, parameters: Sequence[Variable]) -> list[str]:
         and (n == key or (key[-1:] == "." and n.startswith(key)) or (key[:1] == "." and n.endswith(key)))
     ]
     if not found:
-        raise CalcError(
-            f"{what}: no parameter that is trained is called {checks.shown(key)}; there are {', '.join(names)}"
-        )
+        raise CalcError(f"{what}: no trained parameter is called {checks.shown(key)}; there are {', '.join(names)}")
     return found
 
 
 def reached(operations: Sequence[Operation], loss: Variable, exactly: bool = False) -> list[Operation]:
-    """Operators through which a loss has gradients, in order; ``exactly`` : other than 0 wherever there is one."""
+    """Operators that the loss has gradients through, in order; ``exactly``: without gradients that are 0 everywhere."""
     wanted, out = {loss}, []
     for op in reversed(operations):
         if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
@@ -669,7 +672,7 @@ def reached(operations: Sequence[Operation], loss: Variable, exactly: bool = Fal
 
 
 def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:
-    """Of None, a variable or several: a tuple."""
+    """None, a variable or several, as a tuple."""
     several = tuple(given) if isinstance(given, (tuple, list)) else () if given is None else (given,)
     for v in several:
         checks.one_of(what, v, Variable, "a variable, or a tuple of them,")
@@ -686,15 +689,15 @@ class CalcGraph(Answering):
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
-        self.states: dict[str, Variable] = {}  # by what they are for
+        self.states: dict[str, Variable] = {}  # by purpose
         self.paths: dict[str, Path] = {}
         self.adapts: dict[
             str, tuple[Variable, int | None]
-        ] = {}  # layers that learn from data before training: what they read, along
+        ] = {}  # layers adapted to data before training: their input, and the axis
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
-        self._streams = 0  # of random numbers, that operators draw from
-        self._whole = False  # in a `whole`
+        self._streams = 0  # streams of random numbers in use by operators
+        self._whole = False  # inside `whole`
 
     def __repr__(self) -> str:
         kinds = [v.kind for v in self.variables.values()]
@@ -703,7 +706,7 @@ class CalcGraph(Answering):
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """How many variables it has, and operators each path: of a graph that has grown, another."""
+        """The number of variables, and of operators in each path.  It changes when the graph grows."""
         return len(self.variables), *(len(p.operations) for p in self.paths.values())
 
     def _repr_html_(self) -> str:
@@ -714,14 +717,14 @@ class CalcGraph(Answering):
     def placeholder(
         self, name: str, shape: Sequence[int | None], dtype: Any = None, channels_last: bool = False
     ) -> Variable:
-        """Data that the user sets.
+        """Add data that the user sets.
 
         Parameters
         ----------
         shape : sizes; None for the batch, at most once.
-        dtype : "int64", "int32", "uint8", "int8", "bool", "float32", "float64" or NumPy's types of these names, for data
-            that lie in the heap as they are; what computes with the graph's float (None) gets them cast.
-        channels_last : the data, whose shape this is, are (N, *sizes, C); operators see (N, C, *sizes) nevertheless.
+        dtype : "int64", "int32", "uint8", "int8", "bool", "float32", "float64" or the NumPy types of these names: the data
+            are stored in this type, and cast for operators that compute in the graph's float.  None is that float.
+        channels_last : ``shape`` is (N, *sizes, C), as the data are given.  Operators still see (N, C, *sizes).
         """
         dims = shape_of(checks.sizes(f"placeholder {name!r}: shape", shape, batch=True))
         if sum(not s.constant for s in dims) > 1:
@@ -742,7 +745,7 @@ class CalcGraph(Answering):
         regularizer: Regularizer | None = None,
         trainable: bool = True,
     ) -> Variable:
-        """A value that training changes (unless ``trainable=False``: frozen).
+        """Add a value that training changes, or a frozen one with ``trainable=False``.
 
         init : an initializer of `calcvm.init` (default `XavierUniform`, `Zeros` for vectors), its name such as
             ``"he_normal"``, or an array.
@@ -762,9 +765,9 @@ class CalcGraph(Answering):
         shape: Sequence[int],
         init: Initializer | np.ndarray | str | Callable[..., Any] = "zeros",
     ) -> Variable:
-        """A value that the forward of a path that trains updates and others read, such as a running mean.
+        """Add a value that the forward pass of a training path updates and other paths read, such as a running mean.
 
-        init : as of a parameter.
+        init : as in `parameter`.
         """
         from calcvm.init import initializer_of
 
@@ -773,14 +776,14 @@ class CalcGraph(Answering):
         return self._add(name, "buffer", shape_of(sizes), init=initializer_of(what, init, sizes))
 
     def parameters(self, prefix: str = "") -> list[Variable]:
-        """Parameters whose names begin with ``prefix``, such as the scope that layers were built with."""
+        """Parameters whose names begin with ``prefix``, such as the scope of a layer."""
         checks.one_of("parameters: prefix", prefix, str, "a text such as 'linear_1.'")
         return [v for v in self.variables.values() if v.kind == "parameter" and v.name.startswith(prefix)]
 
     def constant(self, name: str, value: np.ndarray, dtype: Any = None) -> Variable:
-        """A fixed array.
+        """Add a fixed array.
 
-        dtype : of the graph's float, if nothing is said; or as of a placeholder.
+        dtype : as in `placeholder`; default: the graph's float.
         """
         what = f"constant {name!r}"
         type_, value = dtypes.type_of(what, dtype), as_numbers(what, value)
@@ -790,9 +793,9 @@ class CalcGraph(Answering):
         return self._add(name, "constant", shape_of(value.shape), type=type_, init=value)
 
     def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:
-        """A new path; operators built inside ``with`` belong to it.
+        """Add a path; operators built inside ``with`` belong to it.
 
-        adopt : call results by the Python names that they have at the end of the ``with`` block.
+        adopt : name results after the Python variables that hold them when the ``with`` block ends.
         """
         checks.text("a path's name", name, "learn")
         if name in self.paths:
@@ -803,22 +806,22 @@ class CalcGraph(Answering):
 
     @contextmanager
     def extend(self, name: str) -> Iterator[Path]:
-        """Reopen a path to add operators."""
+        """Reopen a path, to add operators."""
         if not isinstance(name, str) or name not in self.paths:
             raise CalcError(f"no path {checks.shown(name)}; there are {', '.join(self.paths) or 'none'}")
         with self.paths[name] as path:
             yield path
 
     def text(self) -> str:
-        """The graph as a text, which `calcvm.read_graph` reads back: it compiles to the same program.
+        """The graph as text.  `calcvm.read_graph` reads it back, and compiles to the same program.
 
-        A line is a placeholder, a parameter, an operator with its attributes, or what a path minimizes; numbers have all
-        their digits.  Equal graphs have equal texts.  Arrays of more than 64 elements are their bytes, in base64.
+        A line is a placeholder, a parameter, an operator with its attributes, or the objective of a path.  Numbers have all
+        their digits.  Equal graphs have equal texts.  Arrays of more than 64 elements are written as bytes, in base64.
+        Initializers that are functions are written by name, as in files.
 
         Raises
         ------
-        CalcError : something has no text: an optimizer or schedule of a class of yours, an operator that is not declared any
-            more.  Of a function that parameters start from it has the name, as files have.
+        CalcError : something has no text: a custom optimizer or schedule class, or an operator that is no longer declared.
 
         Examples
         --------
@@ -837,9 +840,9 @@ class CalcGraph(Answering):
         return LATER["text"](self)
 
     def layer_results(self) -> dict[str, Variable]:
-        """What layers make, by their names: of a layer in several paths the path predict's, all as ``"learn.relu_1"`` too.
+        """The results of layers, by layer name.  A layer in several paths gives that of "predict"; all are ``"learn.relu_1"`` too.
 
-        A variable that somebody has named keeps its name; one that was numbered gives it to the layer.
+        A name chosen by the user stays with its variable.  An automatic name yields to the layer.
         """
         found: dict[str, Variable] = {}
         for path in sorted(self.paths.values(), key=lambda path: path.name != "predict"):
@@ -850,7 +853,7 @@ class CalcGraph(Answering):
         return {name: v for name, v in found.items() if name not in chosen}
 
     def state(self, name: str, elems: int, type_: str, init: Mapping[str, Any]) -> Variable:
-        """Numbers of a type in the heap's persistent state, shared by name (counters, rates)."""
+        """Numbers in the heap's persistent state, such as counters and rates, shared by name."""
         known = self.states.get(name)
         if known is None:
             known = self._add(self.unique(name), "state", shape_of((elems,)), type=type_, init=init, unnamed=True)
@@ -859,9 +862,9 @@ class CalcGraph(Answering):
 
     @contextmanager
     def drawing(self) -> Iterator[tuple[Variable, int]]:
-        """The state of the random numbers, and a stream of them that no operator draws from yet.
+        """The state of the random numbers, and an unused stream of them.
 
-        States that are made for an operator which is refused are not kept.
+        States created for an operator that is then rejected are removed.
         """
         n_states, n_variables = len(self.states), len(self.variables)
         try:
@@ -876,7 +879,7 @@ class CalcGraph(Answering):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """What is built inside is there whole or, where a part of it is refused, not at all: the outermost decides."""
+        """Build all or nothing: if a part raises CalcError, everything built inside the outermost ``whole`` is removed."""
         if self._whole:
             yield
             return
@@ -898,9 +901,9 @@ class CalcGraph(Answering):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Equal for graphs that compile to one program, but for the numbers that are hyperparameters.
+        """Equal for graphs that compile to one program, up to hyperparameters.
 
-        Those are the optimizers' `slots`; everything else is compared: names, shapes, operators, initializers.
+        Hyperparameters are the optimizers' `slots`.  Everything else is compared: names, shapes, operators, initializers.
         """
         sources = [v for v in self.variables.values() if v.kind != "result"]
         return (*(v.form for v in sources), *(path.form for path in self.paths.values()))
@@ -916,7 +919,7 @@ class CalcGraph(Answering):
         return unique(stem, self.variables, self._counts)
 
     def _claim(self, name: str, new: Variable | None = None) -> None:
-        """Make a name free for a variable: only names that somebody chose are kept."""
+        """Free a name for a variable.  A name chosen by the user cannot be taken."""
         taken = self.variables.get(name)
         if taken is not None and taken is not new:
             if not taken.unnamed:
@@ -933,11 +936,11 @@ class CalcGraph(Answering):
 def apply(
     name: str, *inputs: Variable | np.ndarray | Traced | float | None, out: str | None = None, **attrs: Any
 ) -> Variable:
-    """Apply the operator ``name`` of the table; returns its first output.
+    """Apply the operator ``name`` of the table and return its first output.
 
     Raises
     ------
-    ShapeError : the inputs' shapes do not fit; names operator, variables and shapes.
+    ShapeError : the inputs' shapes do not fit; the message names operator, variables and shapes.
     UnsupportedOperator : the table has no such operator.
     CalcError : an attribute is unknown or out of range.
     """
@@ -953,7 +956,7 @@ def apply(
 def applied(
     spec: OpSpec, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any
 ) -> Variable:
-    """The same of an operator that may stand in no table."""
+    """`apply` for a spec, which need not be in the table."""
     name = spec.stem
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
     if graph is None:
@@ -979,8 +982,8 @@ def applied(
         of := [v for v in operands.values() if isinstance(v, Variable) and v.type in ("int32", "int64")]
     ):
         raise CalcError(
-            f"{name} is of floats, which do not have all of {of[0].type}, the type of {of[0].name!r}: where its numbers are "
-            "small enough (below 2**24, in float64 2**53), take cv.cast(x, None)"
+            f"{name} computes in floats, which cannot represent every {of[0].type}, the type of {of[0].name!r}: if its numbers are "
+            "small enough (below 2**24, in float64 2**53), use cv.cast(x, None)"
         )
     types = _types(spec, operands, attrs)
     found = layouts_of(spec, operands)
@@ -1002,7 +1005,7 @@ def applied(
             why = why.replace(show(of_inputs[s]), show(shape))
         raise ShapeError(f"{name}({', '.join(told)}): {why}") from None
     named: dict[str, Variable] = {}
-    for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
+    for slot, operand in operands.items():  # all checks have passed: arrays become constants
         if not isinstance(operand, Variable):
             operand = operand != 0 if types[slot] == "bool" else operand
             operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
@@ -1028,7 +1031,7 @@ def applied(
 
 
 def layouts_of(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray]) -> dict[str, str]:
-    """How inputs and outputs are to lie."""
+    """The layout of each input and output."""
     common = ""
     if spec.anyhow:
         rank = max(len(v.shape) for v in operands.values())
@@ -1042,22 +1045,22 @@ def layouts_of(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray]) -> d
 
 
 def _padded(spec: OpSpec, slot: str, shapes: Mapping[str, Shape]) -> Shape:
-    """The shape of an operand that is broadcast, with all axes."""
+    """The shape of an operand with leading axes of 1 added, if the operator broadcasts."""
     shape = shapes[slot]
     return (ONE,) * (max(map(len, shapes.values())) - len(shape)) + shape if spec.broadcast else shape
 
 
 def in_same_order(v: Variable) -> bool:
-    """Whether a variable lies as users see it."""
+    """Whether a variable is stored in the axis order that users see."""
     return same_order(v.shape, v.layout, "")
 
 
 def _lying(path: Path, v: Variable, layout: str, shape: Shape) -> Variable:
-    """A variable, seen as of a shape, as it is to lie.
+    """The variable in a layout, for an operand of the given shape.
 
-    Of a parameter that nothing has read yet the first reader decides; others are copied, once in a path.
+    The first reader of a parameter sets the parameter's layout.  Other variables are copied, once per path.
     """
-    if v.rank < len(shape) and layout:  # it is broadcast
+    if v.rank < len(shape) and layout:  # broadcast
         v = _lying(path, v, "", v.shape)
         if not same_order(shape, "", layout):
             v = apply("reshape", v, shape=tuple(n.b if n.constant else -1 for n in shape))
@@ -1078,7 +1081,7 @@ def same_order(shape: Shape, *layouts: str) -> bool:
 
 
 def copied(path: Path, v: Variable, layout: str) -> Variable:
-    """A copy of a variable that lies otherwise."""
+    """A copy of a variable in another layout."""
     name = v.graph.unique(f"{v.name}.{layout.replace(' ', '_') or 'as_seen'}")
     y = v.graph._add(name, "result", v.shape, type=v.type, path=path, unnamed=True, layout=layout, settled=True)
     moves = {"axes": between(v.layout, layout, v.rank)}
@@ -1089,14 +1092,14 @@ def copied(path: Path, v: Variable, layout: str) -> Variable:
 
 
 def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: Mapping[str, Any]) -> dict[str, str]:
-    """The types that inputs are taken for, and those of outputs: what differs is cast."""
+    """The types of inputs and outputs.  Inputs of another type are cast."""
     meet: dict[str, list[str]] = {}
     for slot, v in operands.items():
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and isinstance(v, Variable):
             meet.setdefault(of, []).append(v.type)
-    looked_at = {"any"} - {spec.types.get(slot) for slot in spec.outputs}  # nothing but a bool comes of them
+    looked_at = {"any"} - {spec.types.get(slot) for slot in spec.outputs}  # no output has the inputs' type
     bound = {variable: promoted(types, variable in looked_at) for variable, types in meet.items()}
-    for slot, v in operands.items():  # numbers take the type of what they meet, if that has them
+    for slot, v in operands.items():  # numbers take the type of the variables they meet, if it can represent them
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and not isinstance(v, Variable):
             bound[of] = _with_numbers(bound.get(of), v, of in looked_at)
     for variable, type_ in bound.items():
@@ -1108,14 +1111,14 @@ def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: M
 
 
 def _cast(path: Path, v: Variable, type_: str) -> Variable:
-    """A variable as another type, cast once in a path."""
+    """A variable cast to another type, once per path."""
     casts = (op for op in path.operations if op.spec.casts and op.inputs["x"] is v and op.attrs["to"] == type_)
     known = next(casts, None)
     return known.outputs["y"] if known else apply("cast", v, to=type_)
 
 
 def _with_numbers(type_: str | None, numbers: np.ndarray, wide: bool) -> str:
-    """The type in which numbers meet one (None: nothing); ``wide`` as of `promoted`."""
+    """The common type of numbers and a type (None: numbers alone); ``wide`` as in `promoted`."""
     kind = numbers.dtype.kind
     if kind == "b":
         return promoted(("bool", type_ or "bool"))
@@ -1127,13 +1130,13 @@ def _with_numbers(type_: str | None, numbers: np.ndarray, wide: bool) -> str:
 
 
 def _check_buffer(name: str, path: Path, v: Variable | np.ndarray) -> None:
-    """Refuse what a forward cannot update."""
+    """Raise CalcError unless the forward pass can update ``v``."""
     if not isinstance(v, Variable) or v.kind != "buffer":
         what = f"the {v.kind} {v.name!r}" if isinstance(v, Variable) else "an array"
         raise CalcError(f"{name} updates {what}: give it a buffer, g.buffer(name, shape)")
     if not path.backward:
         raise CalcError(
-            f"{name} updates the buffer {v.name!r}, but path {path.name!r} does not train: give it its form for inference "
+            f"{name} updates the buffer {v.name!r}, but path {path.name!r} does not train: use the inference form "
             f"(training=False), or open the path with g.path({path.name!r}, backward=True)"
         )
 
@@ -1153,5 +1156,5 @@ def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:
 def _allowed(attr: Attr, value: Any) -> bool:
     try:
         return bool(attr.check(value))
-    except Exception:  # it is of a type that cannot be compared with the range
+    except Exception:  # not comparable with the range
         return False

@@ -1,4 +1,4 @@
-"""Names of other libraries, and slips of the pen: what calcvm calls that, and how an unknown name is answered."""
+"""Hints for unknown names: the calcvm name of what other libraries call differently, and corrections of typing errors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Kind = TypeVar("Kind", bound=type)
 
 
 class UnknownArgument(CalcError, TypeError):
-    """A function has no parameter of this name: names it, and what may have been meant."""
+    """A function has no parameter of this name; the message suggests one."""
 
 
 class UnknownName(CalcError, AttributeError):
-    """A module or an object has no such name: names it, and what may have been meant."""
+    """A module or an object has no such name; the message suggests one."""
 
 
 class ReadOnly(CalcError, AttributeError):
-    """What an object tells of itself cannot be set."""
+    """A read-only attribute cannot be set."""
 
 
-# What others call an argument: our names, of which a function has one, or (with a blank) a sentence's end.
+# Names of arguments in other libraries: our names, of which the function has one, or (with a blank) the end of a sentence.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "activation": ("it is a layer of its own: nn.Linear(8) >> nn.ReLU()",),
+    "activation": ("it is a separate layer: nn.Linear(8) >> nn.ReLU()",),
     "alpha": ("learning_rate",),
     "batch": ("batch_size",),
     "batch_size": ("it is the model's: cv.Model(..., batch_size=32)",),
@@ -116,12 +116,12 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "validation_split": ("validation=0.2 holds a share of the samples out",),
     "validation_fraction": ("validation=0.2 holds a share of the samples out",),
     "val_split": ("validation=0.2 holds a share of the samples out",),
-    "verbose": ("progress", "it says nothing, and has no bar: leave it out"),
+    "verbose": ("progress", "it prints nothing: leave it out"),
     "weights": ("sample_weight",),
     "weighted_metrics": ("metrics",),
 }  # fmt: skip
 
-# What others call something of a module or an object, and what to write.
+# Names in modules and objects of other libraries, and what to write instead.
 NAMES: dict[str, dict[str, str]] = {
     "calcvm.nn": {
         "Dense": "nn.Linear", "Conv1D": "nn.Conv1d", "Conv2D": "nn.Conv2d", "Conv3D": "nn.Conv3d",
@@ -170,7 +170,7 @@ NAMES: dict[str, dict[str, str]] = {
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
 }  # fmt: skip
 
-# What others have, and calcvm has not; and what to do about it.
+# Names that calcvm has no counterpart for, and what to do instead.
 NONE_YET = {
     **dict.fromkeys((
         "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
@@ -189,7 +189,7 @@ METHODS = ("CalcGraph", "Ensemble", "Fleet", "Model", "Path")  # classes whose m
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
-    """The name among those that are known that comes nearest, or ""."""
+    """The nearest known name, or ""."""
     from difflib import get_close_matches
 
     by_lower = {k.lower(): k for k in known}
@@ -197,7 +197,7 @@ def close_to(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeError:
-    """The error for a name that ``owner`` has not; ``known`` are those that it has, and how each is written."""
+    """The error for a name that ``owner`` lacks; ``known`` maps the names that it has to how they are written."""
     said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
     if name in NONE_YET:
         return UnknownName(f"{said} has no {name!r}: calcvm has none yet{NONE_YET[name]}")
@@ -209,9 +209,9 @@ def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeEr
 
 
 class Closed:
-    """An object with the attributes that its class names: setting another is refused, which would change nothing.
+    """An object with a fixed set of attributes: setting another one, which would have no effect, is refused.
 
-    Classes of users, derived from it, have any.
+    Users' subclasses accept any attribute.
     """
 
     __slots__ = ()
@@ -235,22 +235,22 @@ class Closed:
 
 
 class Answering(Closed):
-    """Closed; and a name that it has not is answered with what may have been meant."""
+    """Closed; the error for a missing name suggests one."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         kind = next(c for c in type(self).__mro__ if c.__module__.startswith("calcvm."))
         known = _attributes(type(self))  # type: ignore[arg-type]
-        if name.startswith("_") or name in known:  # one that raises, or is not there yet
+        if name.startswith("_") or name in known:  # a property that raises, or an attribute not set yet
             return object.__getattribute__(self, name)
         raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
 
 
 class Elsewhere:
-    """An attribute that others have, of a class that answers to no more names than these.
+    """An attribute that other libraries have, on a class that gives hints for such names only.
 
-    With ``__getattr__``, Python 3.10 and 3.11 take 80 ns longer to find any method of a class: half of a small network's `predict`.
+    With ``__getattr__``, Python 3.10 and 3.11 take 80 ns longer to look up any method of a class: half of a small network's `predict`.
     """
 
     def __init__(self, owner: str, name: str):
@@ -262,7 +262,7 @@ class Elsewhere:
 
 
 def names_of_others(kind: Kind) -> Kind:
-    """The class, which says of names that others have (`NAMES`) what to write instead."""
+    """The class, with hints for names from other libraries (`NAMES`)."""
     for name in NAMES[kind.__name__]:
         setattr(kind, name, Elsewhere(kind.__name__, name))
     return kind
@@ -279,7 +279,7 @@ def _attributes(kind: Any) -> frozenset[str]:
 
 
 def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[str]) -> UnknownArgument | None:
-    """The error for the first argument that a function, called ``what``, has not, if there is one."""
+    """The error for the first argument that a function, called ``what``, lacks, if there is one."""
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -300,13 +300,13 @@ def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[s
 
 
 def required(function: FunctionType) -> tuple[str, ...]:
-    """The names of the parameters of a function that have no default."""
+    """The names of a function's parameters without a default."""
     code = function.__code__
     return code.co_varnames[: code.co_argcount - len(function.__defaults__ or ())]
 
 
 def hinted(function: Function) -> Function:
-    """The function; an argument that it has not is answered with what may have been meant."""
+    """The function, with a suggestion in the error for an unknown argument."""
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -322,12 +322,12 @@ def hinted(function: Function) -> Function:
 
 
 def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Let the functions and classes of a module answer so, and the methods of some of these."""
+    """Add such hints to the functions and classes of a module, and to the methods of some classes (`METHODS`)."""
     for name in names:
         value = namespace[name]
         if isinstance(value, FunctionType):
             made = namespace[name] = hinted(value)
-            made.__module__, made.__qualname__ = namespace["__name__"], name  # where pickle finds it
+            made.__module__, made.__qualname__ = namespace["__name__"], name  # so that pickle finds it
         elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
             methods = [n for n in vars(value) if not n.startswith("_")] if name in METHODS else []
             for method in ["__init__", *methods]:

@@ -1,6 +1,6 @@
-"""Operators on signals, images and volumes, by function: shapes are channels-first, (N, channels, *sizes), as in PyTorch.
+"""Operators on signals, images and volumes, as functions.  Shapes are channels-first, (N, channels, *sizes), as in PyTorch.
 
-How they lie in the heap is the compiler's affair (``docs/architecture.md``): arrays that are given and read are as here.
+The compiler chooses how they are stored in the heap (``docs/architecture.md``).  Arrays given and read have the shapes here.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 
 
 def sizes(what: str, value: Any, n: int, least: int) -> tuple[int, ...]:
-    """A number for each of n spatial axes, of one for all or a sequence."""
+    """One number for each of n spatial axes, from one for all or a sequence."""
     if checks.is_integer(value):
         return (checks.integer(what, value, least, 2**31),) * n
     given = checks.items(what, value, f"a number or {n} of them")
     if len(given) != n:
-        raise CalcError(
-            f"{what}: {checks.shown(value)} is not one number for each spatial axis, of which there are {n}"
-        )
+        raise CalcError(f"{what}: {checks.shown(value)} is not one number for each of the {n} spatial axes")
     return tuple(checks.integer(what, v, least, 2**31) for v in given)
 
 
 def _pads(what: str, value: Any, window: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """Padding before each axis, then after each; ``window`` is what the kernel spans, dilation included."""
+    """Padding before each axis, then after each; ``window`` is the extent of the kernel, dilation included."""
     n = len(window)
     if isinstance(value, str):
         if checks.choice(what, value, ("same", "valid")) == "valid":
             return (0,) * 2 * n
         if any(s != 1 for s in stride):
-            raise CalcError(f'{what}: "same" is of stride 1: give numbers')
+            raise CalcError(f'{what}: "same" needs stride 1: give numbers')
         whole = [k - 1 for k in window]
         return (*(k // 2 for k in whole), *(k - k // 2 for k in whole))
     if isinstance(value, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in value):
@@ -51,7 +49,7 @@ def _pads(what: str, value: Any, window: Sequence[int], stride: Sequence[int]) -
             raise CalcError(f"{what}: {checks.shown(value)} is not one pair for each of the {n} spatial axes")
         return (*(a for a, _ in pairs), *(b for _, b in pairs))
     if n == 1 and isinstance(value, (tuple, list)) and len(value) == 2:
-        raise CalcError(f"{what}: a pair (before, after) an axis is wanted: write ({checks.shown(tuple(value))},)")
+        raise CalcError(f"{what}: a pair (before, after) per axis is wanted: write ({checks.shown(tuple(value))},)")
     return 2 * sizes(what, value, n, 0)
 
 
@@ -80,7 +78,7 @@ def conv1d(
     x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Variable:  # fmt: skip
-    """As `conv2d`, of x (N, C, L) and weight (F, C / groups, k)."""
+    """As `conv2d`, for x (N, C, L) and weight (F, C / groups, k)."""
     return _conv("conv", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -90,13 +88,15 @@ def conv2d(
 ) -> Variable:  # fmt: skip
     """Cross-correlation of x (N, C, H, W) with weight (F, C / groups, kh, kw), plus bias (F,): (N, F, H', W').
 
-    stride, dilation : a number, or one an axis.  padding : of zeros: a number, one an axis, a pair (before, after) an
-    axis, "same" (the result has the size of x; stride 1) or "valid" (none).  groups : parts of the channels, each by itself.
+    stride, dilation : a number, or one per axis.
+    padding : with zeros: a number, one per axis, a pair (before, after) per axis, "same" (the result has the size of x;
+        stride 1) or "valid" (none).
+    groups : number of groups of channels, convolved separately.
 
     Raises
     ------
-    ShapeError : ranks or channels do not fit, or the window is larger than x with its padding.
-    CalcError : a setting is none.
+    ShapeError : ranks or channels do not fit, or the window is larger than the padded x.
+    CalcError : a setting is invalid.
     """
     return _conv("conv", 2, x, weight, bias, stride, padding, dilation, groups)
 
@@ -105,7 +105,7 @@ def conv3d(
     x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
     dilation: Sizes = 1, groups: int = 1,
 ) -> Variable:  # fmt: skip
-    """As `conv2d`, of x (N, C, D, H, W) and weight (F, C / groups, kd, kh, kw)."""
+    """As `conv2d`, for x (N, C, D, H, W) and weight (F, C / groups, kd, kh, kw)."""
     return _conv("conv", 3, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -113,7 +113,7 @@ def conv_transpose1d(
     x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Variable:  # fmt: skip
-    """As `conv_transpose2d`, of x (N, C, L) and weight (C, F / groups, k)."""
+    """As `conv_transpose2d`, for x (N, C, L) and weight (C, F / groups, k)."""
     return _conv("conv_transpose", 1, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
 
@@ -123,16 +123,17 @@ def conv_transpose2d(
 ) -> Variable:  # fmt: skip
     """Transposed convolution of x (N, C, H, W) with weight (C, F / groups, kh, kw), plus bias (F,): (N, F, H', W').
 
-    It is the gradient of `conv2d` by its input, also called fractionally strided: H' = (H - 1) * stride - padding before
-    and after + dilation * (kh - 1) + output_padding + 1.
+    It is the gradient of `conv2d` with respect to its input, also called fractionally strided convolution:
+    H' = (H - 1) * stride - padding before and after + dilation * (kh - 1) + output_padding + 1.
 
-    stride, padding, dilation, groups : those of the convolution that it transposes, as of `conv2d`.  output_padding : rows
-    and columns more at the end, below stride or dilation: of the sizes that the convolution takes to H and W, which.
+    stride, padding, dilation, groups : those of the transposed convolution, as in `conv2d`.
+    output_padding : extra rows and columns at the end, less than stride or dilation.  It selects one of the sizes that the
+        convolution maps to H and W.
 
     Raises
     ------
-    ShapeError : ranks or channels do not fit, output_padding is too large, or nothing is left without the padding.
-    CalcError : a setting is none.
+    ShapeError : ranks or channels do not fit, output_padding is too large, or the result is empty.
+    CalcError : a setting is invalid.
     """
     return _conv("conv_transpose", 2, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
@@ -141,13 +142,13 @@ def conv_transpose3d(
     x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Variable:  # fmt: skip
-    """As `conv_transpose2d`, of x (N, C, D, H, W) and weight (C, F / groups, kd, kh, kw)."""
+    """As `conv_transpose2d`, for x (N, C, D, H, W) and weight (C, F / groups, kd, kh, kw)."""
     return _conv("conv_transpose", 3, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
 
 # ---------------------------------------------------------------- pooling
 def _spatial(name: str, x: Variable) -> int:
-    """How many spatial axes a variable has (ShapeError: none)."""
+    """The number of spatial axes of a variable (ShapeError: none)."""
     checks.one_of(f"{name}: x", x, Variable, "a variable")
     if not 3 <= x.rank <= 5:
         raise ShapeError(f"{name}: x {x} is not (N, C, 1 to 3 sizes)")
@@ -173,10 +174,12 @@ def max_pool(
     x: Variable, kernel: Sizes, stride: Sizes | None = None, padding: Padding = 0, dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> Variable:  # fmt: skip
-    """The largest element of each window of x (N, C, *sizes), NaN where one is NaN; the first of equals has the gradient.
+    """The largest element of each window of x (N, C, *sizes), NaN if one is NaN.  The first of equals gets the gradient.
 
-    kernel : sizes of the window, one for all axes or one each.  stride : None is the kernel.  padding : as of `conv2d`, with
-    nothing.  ceil_mode : also a last window that leaves the image.
+    kernel : sizes of the window, one for all axes or one each.
+    stride : default: the kernel.
+    padding : as in `conv2d`; padded places are never the largest.
+    ceil_mode : include a last window that extends beyond the image.
     """
     return _pool("max_pool", x, kernel, stride, padding, ceil_mode, dilation)
 
@@ -185,7 +188,7 @@ def avg_pool(
     x: Variable, kernel: Sizes, stride: Sizes | None = None, padding: Padding = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Variable:  # fmt: skip
-    """The mean of each window; settings as of `max_pool`.  count_include_pad : zeros that pad are elements."""
+    """The mean of each window; settings as in `max_pool`.  count_include_pad : count the padding's zeros as elements."""
     count = checks.flag("avg_pool: count_include_pad", count_include_pad)
     return _pool("avg_pool", x, kernel, stride, padding, ceil_mode, count_include_pad=count)
 
@@ -193,18 +196,18 @@ def avg_pool(
 def lp_pool(
     x: Variable, p: float, kernel: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
 ) -> Variable:  # fmt: skip
-    """``(sum of x^p)^(1/p)`` over each window; settings as of `max_pool`."""
+    """``(sum of x^p)^(1/p)`` over each window; settings as in `max_pool`."""
     return _pool("lp_pool", x, kernel, stride, None, ceil_mode, p=checks.number("lp_pool: p", p, 0, ends="(]"))
 
 
 def adaptive_avg_pool(x: Variable, size: Sizes) -> Variable:
-    """The mean of each of so many windows, which cover x: (N, C, *size)."""
+    """The mean of each of ``size`` windows that cover x: (N, C, *size)."""
     n = _spatial("adaptive_avg_pool", x)
     return apply("adaptive_avg_pool", x, sizes=sizes("adaptive_avg_pool: size", size, n, 1))
 
 
 def adaptive_max_pool(x: Variable, size: Sizes) -> Variable:
-    """The largest element of each of so many windows, which cover x: (N, C, *size)."""
+    """The largest element of each of ``size`` windows that cover x: (N, C, *size)."""
     n = _spatial("adaptive_max_pool", x)
     return apply("adaptive_max_pool", x, sizes=sizes("adaptive_max_pool: size", size, n, 1))
 
@@ -230,17 +233,17 @@ def batch_norm(
     x: Variable, running_mean: Variable, running_var: Variable, scale: Variable | None = None,
     shift: Variable | None = None, momentum: float = 0.1, eps: float = 1e-5, training: bool | None = None,
 ) -> Variable:  # fmt: skip
-    """x (N, C, ...) less its channels' means over the batch, by their deviations; times scale, plus shift, each (C,).
+    """x (N, C, ...) normalized per channel over the batch, times scale, plus shift, each (C,).
 
     Parameters
     ----------
-    running_mean, running_var : buffers (`CalcGraph.buffer`) of shape (C,), which each round that trains moves by
-        ``momentum`` towards the statistics of its batch, and which a path that does not train takes in place of them.
-    training : which of the two; default: whether the path trains.
+    running_mean, running_var : buffers (`CalcGraph.buffer`) of shape (C,).  Each training step moves them by ``momentum``
+        towards the statistics of its batch.  A path that does not train normalizes by them.
+    training : whether to normalize by the batch; default: whether the path trains.
 
     Raises
     ------
-    ShapeError : something is not (C,), or there is one value a channel alone, also in the largest batch that is planned.
+    ShapeError : a shape is not (C,), or a channel has only one value, even in the largest planned batch.
     """
     checks.one_of("batch_norm: x", x, Variable, "a variable")
     train = x.graph.active.backward if training is None else checks.flag("batch_norm: training", training)
@@ -268,7 +271,7 @@ def group_norm(
 def local_response_norm(
     x: Variable, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Variable:  # fmt: skip
-    """x / (k + alpha * mean of x^2 over ``size`` neighbouring channels)^beta: Krizhevsky et al. 2012."""
+    """x / (k + alpha * mean of x^2 over ``size`` adjacent channels)^beta: Krizhevsky et al. 2012."""
     given = {"alpha": alpha, "beta": beta, "k": k}
     numbers: dict[str, Any] = {
         what: checks.number(f"local_response_norm: {what}", v, -1e30, 1e30) for what, v in given.items()
@@ -279,16 +282,17 @@ def local_response_norm(
 
 # ---------------------------------------------------------------- other sizes
 def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.0) -> Variable:
-    """x with elements before and after its last axes.
+    """x with elements added before and after its last axes.
 
-    padding : a number for every spatial axis (from the third on), before and after alike, or one for each of them; or a pair
-        (before, after) for each of the last axes, the last one last: ``((0, 1), (2, 3))`` is PyTorch's ``(2, 3, 0, 1)``.
-    mode : "constant" (``value``), "reflect" (mirrored at the end elements), "edge" (those) or "wrap" (x again), as NumPy's.
+    padding : a number for all spatial axes (from the third on), before and after alike; one for each of them; or a pair
+        (before, after) for each of the last axes, in order: ``((0, 1), (2, 3))`` is PyTorch's ``(2, 3, 0, 1)``.
+    mode : "constant" (``value``), "reflect" (mirrored at the end elements), "edge" (those repeated) or "wrap" (periodic), as
+        in NumPy.
 
     Raises
     ------
-    ShapeError : x is too small to be mirrored so far.
-    CalcError : a setting is none.
+    ShapeError : x is too small to be mirrored that far.
+    CalcError : a setting is invalid.
     """
     checks.one_of("pad: x", x, Variable, "a variable")
     if checks.is_integer(padding):
@@ -299,8 +303,8 @@ def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.
         given = checks.items("pad: padding", padding, "a number, or pairs (before, after)")
         if any(map(checks.is_integer, given)) and len(given) != x.rank - 2:
             raise CalcError(
-                f"pad: padding {checks.shown(padding)}: numbers are one for each of the {max(x.rank - 2, 0)} spatial axes of {x}, "
-                "before and after alike; else give pairs (before, after), such as ((0, 1), (2, 3)), the last axis last"
+                f"pad: padding {checks.shown(padding)}: give one number for each of the {max(x.rank - 2, 0)} spatial axes of {x}, "
+                "before and after alike, or pairs (before, after), such as ((0, 1), (2, 3)), the last axis last"
             )
         pairs = [sizes("pad: padding", pair, 2, 0) for pair in given]
         if len(pairs) > x.rank:
@@ -311,20 +315,20 @@ def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.
     return apply("pad", x, pads=(*(a for a, _ in pairs), *(b for _, b in pairs)), mode=mode, value=value)
 
 
-LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # by spatial axes
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # by number of spatial axes
 
 
 def upsample(
     x: Variable, scale: float | Sequence[float] | None = None, size: Sizes | None = None, mode: str = "nearest",
     align_corners: bool = False,
 ) -> Variable:  # fmt: skip
-    """x (N, C, *sizes) with its spatial axes scaled, by 2 if nothing is said, or brought to a ``size``.
+    """x (N, C, *sizes) with its spatial axes scaled, by default by 2, or resized to ``size``.
 
-    As PyTorch's ``interpolate``.  With "nearest", element o of y is element floor(o / scale) of x.  In small images of two axes
-    PyTorch takes element o, or o // 2, where a scale such as 1.1 or 2.1 leaves an axis as long as it is, or twice as long.
+    As PyTorch's ``interpolate``.  With "nearest", element o of y is element floor(o / scale) of x.  For small images of two
+    axes, PyTorch takes element o if a scale such as 1.1 leaves the axis as long as it is, and o // 2 if one such as 2.1 doubles it.
 
-    mode : "nearest" or "linear" (of two axes also "bilinear", of three "trilinear").  align_corners : of linear: whether
-    the outermost elements lie on each other, and not the ends of axes.
+    mode : "nearest" or "linear" (for two axes also "bilinear", for three "trilinear").
+    align_corners : for linear: align the centers of the outermost elements, not the ends of the axes.
     """
     n = _spatial("upsample", x)
     mode = "linear" if checks.choice("upsample: mode", mode, ("nearest", "linear", LINEAR[n])) != "nearest" else mode
@@ -338,7 +342,7 @@ def upsample(
         several = (
             [scale] * n
             if checks.is_number(scale)
-            else checks.items("upsample: scale", scale, "a number, or one an axis,")
+            else checks.items("upsample: scale", scale, "a number, or one per axis,")
         )
         if len(several) != n:
             raise CalcError(f"upsample: scale {checks.shown(scale)} is not one number for each of {n} spatial axes")
@@ -350,18 +354,19 @@ def upsample(
 def random_crop(
     x: Variable, size: Sizes | None = None, padding: Sizes = 0, mode: str = "constant", training: bool | None = None
 ) -> Variable:
-    """Of each image of x (N, C, *sizes), padded, a part at a place that is drawn; without training its middle.
+    """A random crop of each image of x (N, C, *sizes) after padding; without training the center crop.
 
-    What is drawn is a function of the model's seed, the step and the image's number in the batch.  No gradient goes to x.
+    The position is a function of the model's seed, the step and the image's number in the batch.  x gets no gradient.
 
-    size : of the part, one for all axes or one each; None: of the image, which is then shifted by up to ``padding``.
-    padding : elements before and after every axis, or each.  mode : of `pad`, with zeros.  training : default: whether
-    the path trains.
+    size : of the crop, one for all axes or one each; None: that of the image, which is then shifted by up to ``padding``.
+    padding : elements before and after every axis, or one number per axis.
+    mode : as in `pad`; "constant" pads with zeros.
+    training : default: whether the path trains.
 
     Raises
     ------
-    ShapeError : the part is larger than the padded image, or the image too small to be mirrored so far.
-    CalcError : a setting is none.
+    ShapeError : the crop is larger than the padded image, or the image is too small to be mirrored that far.
+    CalcError : a setting is invalid.
     """
     n, train = _spatial("random_crop", x), _trains("random_crop", x, training)
     whole = x.shape[2:] if size is None else sizes("random_crop: size", size, n, 1)
@@ -374,15 +379,15 @@ def random_crop(
 
 
 def random_flip(x: Variable, p: float = 0.5, axis: int = -1, training: bool | None = None) -> Variable:
-    """Each image of x (N, C, *sizes) mirrored along a spatial axis with probability p; without training x.
+    """Each image of x (N, C, *sizes) mirrored along a spatial axis with probability p; without training x itself.
 
-    training, and what is drawn : as of `random_crop`.
+    The choice, and training, are as in `random_crop`.
     """
     n, train = _spatial("random_flip", x), _trains("random_flip", x, training)
     p = checks.number("random_flip: p", p, 0, 1)
     axis = checks.integer("random_flip: axis", axis, -n, x.rank - 1) % x.rank
     if axis < 2:
-        raise CalcError(f"random_flip: axis {axis} of {x} is none of its spatial axes")
+        raise CalcError(f"random_flip: axis {axis} of {x} is not a spatial axis")
     if not train or not p:
         return x
     flips = tuple(p if k == axis - 2 else 0.0 for k in range(n))

@@ -1,8 +1,8 @@
-"""Initializers: ``init(shape, rng)`` returns the float64 start of a parameter.
+"""Initializers: ``init(shape, rng)`` returns the initial values of a parameter, in float64.
 
-A function of one's own is asked for the shape that users see.  For the others weights are as they are stored, (inputs, outputs):
-one of shape ``(*receptive field, n_in, n_out)`` has a fan-in of ``n_in`` and a fan-out of ``n_out`` times the size of the
-receptive field.
+A user's function gets the shape that users see.  Built-in initializers get weights as stored, (inputs, outputs):
+a weight of shape ``(*receptive field, n_in, n_out)`` has a fan-in of ``n_in`` and a fan-out of ``n_out``, each times the
+size of the receptive field.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.record import record
 
 Shape = tuple[int, ...]
-BLOCK = 1 << 16  # values that are drawn at once, at most
+BLOCK = 1 << 16  # most values drawn at once
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """Fan-in and fan-out of a weight; a vector of n has fans n and n."""
+    """Fan-in and fan-out of a weight; both are n for a vector of n."""
     if len(shape) < 2:
         n = math.prod(shape)
         return n, n
@@ -36,9 +36,9 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 @record
 class Initializer:
-    """Base: a callable from a shape and a random generator to values.
+    """Base class: a callable from a shape and a random generator to values.
 
-    as_seen : the shape is that which users see; else weights of a window have it first, their inputs and outputs last.
+    as_seen : whether the shape is the one that users see, or the stored one: (*window, inputs, outputs).
     """
 
     as_seen: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Initializer:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = checks.number(f"{type(self).__name__}: {f.name}", getattr(self, f.name), -1e300, 1e300)
-            object.__setattr__(self, f.name, value + 0)  # -0.0 is taken for negative by NumPy
+            object.__setattr__(self, f.name, value + 0)  # NumPy treats -0.0 as negative
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         draw = self._drawing(shape)
@@ -54,11 +54,11 @@ class Initializer:
         return draw(shape, rng)
 
     def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray] | None:
-        """What draws values of a tensor of this shape, any number of them, if they are drawn one after another."""
+        """A function that draws any number of values for this shape, or None if they are not drawn one after another."""
         return None
 
     def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
-        """Set all of an array; where values are drawn one after another, with no more memory than a block's."""
+        """Fill an array in place.  Values drawn one after another need memory for one block only."""
         shape = out.shape
         draw = self._drawing(shape) or self.__call__
         n, axis = 1, len(shape)
@@ -132,7 +132,7 @@ class Normal(Initializer):
 
 @record
 class TruncatedNormal(Normal):
-    """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are drawn anew."""
+    """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are redrawn."""
 
     def _drawing(self, shape: Shape) -> None:
         return None
@@ -182,7 +182,7 @@ class XavierUniform(XavierNormal):
 
 @record
 class HeNormal(_Scaled):
-    """Normal of variance ``gain^2 / fan_in`` (He et al. 2015); the default gain, sqrt(2), is that of ReLU."""
+    """Normal of variance ``gain^2 / fan_in`` (He et al. 2015); the default gain, sqrt(2), suits ReLU."""
 
     gain: float = math.sqrt(2)
 
@@ -203,7 +203,7 @@ class HeUniform(HeNormal):
 class Orthogonal(Initializer):
     """``gain`` times a random matrix of orthonormal rows or columns (Saxe et al. 2014).
 
-    The last axis of the shape is one side of the matrix, the others together the other side.
+    The last axis of the shape is one side of the matrix; the other axes together are the other side.
     """
 
     gain: float = 1.0
@@ -217,15 +217,15 @@ class Orthogonal(Initializer):
         return self.gain * (q if m >= n else q.T).reshape(shape)
 
 
-# ---------------------------------------------------------------- functions of one's own
+# ---------------------------------------------------------------- custom functions
 FUNCTIONS: dict[
     str, Callable[[Shape, np.random.Generator], Any]
-] = {}  # that graphs of this process were given, by name
+] = {}  # functions given to graphs of this process, by name
 
 
 @record
 class Function(Initializer):
-    """A function of (shape, rng) that somebody gave; of it a program keeps the name."""
+    """A user's function of (shape, rng).  A program stores its name only."""
 
     as_seen: ClassVar[bool] = True
     name: str
@@ -236,8 +236,8 @@ class Function(Initializer):
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         if self.name not in FUNCTIONS:
             raise CalcError(
-                f"a parameter begins with what the function {self.name!r} gives, which this process does not know: files "
-                "hold its name alone; make it known by cv.init.function(...), or build the graph here"
+                f"a parameter is initialized by the function {self.name!r}, which this process does not know: files "
+                "store its name only; register it with cv.init.function(...), or build the graph here"
             )
         given = FUNCTIONS[self.name](shape, rng)
         array = np.asarray(given)
@@ -249,10 +249,10 @@ class Function(Initializer):
 
 
 def function(given: Callable[[Shape, np.random.Generator], Any]) -> Function:
-    """An initializer of a plain function: ``fn(shape, rng)`` gives an array; ``rng`` follows from the model's seed.
+    """Make an initializer of a plain function ``fn(shape, rng)``, which returns an array; ``rng`` follows from the model's seed.
 
-    A program, and a file, hold its name and a digest of its code: ``module.function-1a2b3c4d``, with a number behind it
-    where another function has that.
+    Programs and files store its name and a digest of its code, ``module.function-1a2b3c4d``.  A number is appended if
+    another function has that name.
     """
     if not callable(given) or isinstance(given, type) or type(given) in KINDS:
         raise CalcError(f"cv.init.function: a function of (shape, rng) is wanted, not {checks.called(given)}")
@@ -268,7 +268,7 @@ def function(given: Callable[[Shape, np.random.Generator], Any]) -> Function:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two functions do the same: one function, or the same code made again with the same numbers around it."""
+    """Whether two functions do the same: they are identical, or have the same code, closure and defaults."""
     if a is b:
         return True
     if not (isinstance(a, FunctionType) and isinstance(b, FunctionType) and a.__code__ is b.__code__):
@@ -278,17 +278,17 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _beside(f: Any) -> str | None:
-    """The values that a function of Python has beside its code, in a text; None: one of them may change, or is unknown."""
+    """A function's closure and defaults as text; None if a value of them is mutable or unknown."""
     try:
         cells = tuple(cell.cell_contents for cell in f.__closure__ or ())
-    except ValueError:  # one that is not set yet
+    except ValueError:  # a cell that is not set yet
         return None
     values = (cells, f.__defaults__, tuple((f.__kwdefaults__ or {}).items()))
     return repr(values) if _is_plain(values) else None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is a number or a text, or a tuple of such."""
+    """Whether a value is None, a number or text, or a tuple of such values."""
     return (
         value is None
         or type(value) in (bool, int, float, str, bytes)
@@ -303,7 +303,7 @@ KINDS = (
     Zeros, Ones, Constant, Uniform, Normal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal,
     Function,
 )  # fmt: skip
-# "he_normal": HeNormal, "glorot_uniform": XavierUniform, ...; those that need a value are not named by a text
+# "he_normal": HeNormal, "glorot_uniform": XavierUniform, ...; initializers that need a value have no name
 NAMES = {
     "".join("_" + c.lower() if c.isupper() else c for c in name)[1:]: kind
     for name, kind in list(globals().items())
@@ -313,7 +313,7 @@ hints.hint(globals(), [kind.__name__ for kind in KINDS])
 
 
 def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndarray:
-    """What a parameter of ``shape`` starts from: an initializer, given as one, by its name or class, a function or an array.
+    """The initializer of a parameter of ``shape``, given as an initializer, its name or class, a function or an array.
 
     Raises
     ------

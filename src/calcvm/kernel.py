@@ -1,12 +1,12 @@
-"""What a kernel is, on any device: its parameters, what it knows of its worker, and how a row's words become its arguments.
+"""The definition of a kernel, for every device: its parameters, its view of the worker, and how a row's words become arguments.
 
-A kernel is an ordinary function.  Its first argument tells it of its worker, the others are the row's words and operands:
+A kernel is an ordinary function.  Its first argument describes the worker; the others are the row's words and operands:
 
     @kernel
     def sigmoid_fwd(me, rows, cols, x: Ptr, y: Ptr): ...
 
-What is called for a row is always ``(heap, row, worker, workers, phase)``; each device makes it of a kernel and of `arguments`.
-A row of several phases is called once for each, and all workers meet in between.
+The native function of a row always has the signature ``(heap, row, worker, workers, phase)``.  Each device builds it from
+the kernel and `arguments`.  A row of several phases is called once per phase; all workers meet in between.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 PREFIX = 2  # words before a row's own: instruction, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
-AXES = 6  # of a shape that operands are broadcast to
+AXES = 6  # axes of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
-PAGES = 6  # the int64 of the heap's first block that holds the file of its pages: its descriptor plus 1
-LOST_PAGES = 2  # the trap of a row that cannot write or read them
+PAGES = 6  # the int64 of the heap's first block that holds the descriptor of the page file, plus 1
+LOST_PAGES = 2  # the trap of a row that cannot write or read its pages
 
 
 class Me(NamedTuple):
-    """What a kernel knows of its worker: ``heap`` and ``row`` (pointers), its number of how many ``workers``, and the phase."""
+    """A kernel's view of its worker: the pointers ``heap`` and ``row``, the worker's number, the number of workers, and the phase."""
 
     heap: Any
     row: Any
@@ -34,16 +34,16 @@ class Me(NamedTuple):
 
 
 class Ptr:
-    """Annotation: the word is an element offset; the kernel sees a pointer to it (of an operand left out: see ``given``).
+    """Annotation: the word is an element offset and the kernel gets a pointer (for an operand left out, see ``given``).
 
-    Elements are of the program's own float; ``Ptr.int64`` and so on say another type (`calcvm.ops.types`).
+    The elements have the program's float type; ``Ptr.int64`` and so on name another type (`calcvm.ops.types`).
     """
 
     float32 = float64 = int64 = int32 = uint8 = int8 = bool = cells = any = index = Any
 
 
 for _type in [name for name, value in vars(Ptr).items() if value is Any]:
-    setattr(Ptr, _type, type(f"Ptr.{_type}", (), {}))  # which an annotation may be, where it is no text
+    setattr(Ptr, _type, type(f"Ptr.{_type}", (), {}))  # for modules whose annotations are objects, not text
 
 
 class Float:
@@ -52,8 +52,8 @@ class Float:
 
 Words = tuple[
     tuple[str, str], ...
-]  # of a kernel: a name and a kind each, "int", "float" (of its bits), "ptr" or "ptr.int64" ...
-CONCRETE = ("float32", "float64", "int64", "int32", "uint8", "int8", "bool")  # types that are no variable
+]  # of a kernel: (name, kind) pairs; a kind is "int", "float" (its bits), "ptr", "ptr.int64" ...
+CONCRETE = ("float32", "float64", "int64", "int32", "uint8", "int8", "bool")  # types that are not type variables
 
 
 def words_of(fn: Callable) -> Words:
@@ -69,13 +69,13 @@ def _kind(annotation: Any) -> str:
 
 
 def element_of(kind: str) -> str:
-    """The type of what a pointer's kind points to, "" for the program's own float (and for a variable)."""
+    """The element type of a pointer's kind: "" for the program's own float, and for a type variable."""
     of = kind.partition(".")[2]
     return of if of in CONCRETE else ""
 
 
 def typed(words: Words, types: Sequence[str]) -> Words:
-    """The words of a kernel's instance for a type in place of each variable (see `calcvm.ops.types`)."""
+    """The words of a kernel's instance, with a type in place of each type variable (see `calcvm.ops.types`)."""
     kinds = [kind.partition(".")[2] for _, kind in words]
     variables = [of for of in dict.fromkeys(kinds) if of and of not in CONCRETE]
     by = dict(zip(variables, types, strict=True))
@@ -83,7 +83,7 @@ def typed(words: Words, types: Sequence[str]) -> Words:
 
 
 class Kernels(dict[str, Any]):
-    """Kernels by row.  The instance of one for types that a row's name ends with is made when it is asked for."""
+    """Kernels by row.  A row's name may end with types; the kernel's instance for them is created on first use."""
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and super().__contains__(name.partition(".")[0])
@@ -99,7 +99,7 @@ class Kernels(dict[str, Any]):
 
 
 def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
-    """The words of a kernel whose parameters do not name them; a pointer's type follows its name: "rng.int64"."""
+    """The words of a kernel whose parameters are not annotated.  A pointer's type follows its name: "rng.int64"."""
     named = [(name, "int") for name in ints.split()] + [(name, "float") for name in floats.split()]
     for pointer in pointers:
         name, dot, of = pointer.partition(".")
@@ -108,9 +108,9 @@ def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
 
 
 def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[str] = ()) -> Words:
-    """The words of the row of a formula (`calcvm.formulas.declare.Formula`): sizes, strides, parameters, operands.
+    """The words of a formula's row (`calcvm.formulas.declare.Formula`): sizes, strides, parameters, operands.
 
-    strided : operands that have six strides each.  before : operands before the formula's own.
+    strided : operands that have six strides each.  before : operands that precede the formula's own.
     """
     strides = [f"{s}{k}" for s in strided for k in range(AXES)]
     params = [(name, "float" if name in f.reals else "int") for name in f.words]
@@ -118,9 +118,9 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
 
 
-# ---------------------------------------------------------------- padded axes: what kernels of all devices compile
+# ---------------------------------------------------------------- padded axes: helpers that kernels of all devices compile
 def padding_of(mode, o, d, p):  # type: ignore[no-untyped-def]
-    """The element of an axis of ``d`` that one of its padded form shows, or -1; ``p`` : elements before; mode : see `pad`."""
+    """The element of an axis of length ``d`` at place ``o`` of its padded form, or -1; ``p`` : elements before; mode : see `pad`."""
     i = o - p
     if 0 <= i < d:
         return i
@@ -134,7 +134,7 @@ def padding_of(mode, o, d, p):  # type: ignore[no-untyped-def]
 
 
 def shown(mode, i, d, p, q):  # type: ignore[no-untyped-def]
-    """How often the padded form of an axis shows its element i."""
+    """How often the padded form of an axis contains element i."""
     if mode == 1:
         return 1 + int(1 <= i <= p) + int(d - 1 - q <= i < d - 1)
     if mode == 2:
@@ -143,7 +143,7 @@ def shown(mode, i, d, p, q):  # type: ignore[no-untyped-def]
 
 
 def showing(mode, i, d, p, k):  # type: ignore[no-untyped-def]
-    """Where it shows it for the k-th time: first in its place, then before it, then after it."""
+    """The place of the k-th copy of an element in the padded form: first its own place, then those before it, then after it."""
     if k == 0:
         return p + i
     if mode == 1:
@@ -155,9 +155,9 @@ def showing(mode, i, d, p, k):  # type: ignore[no-untyped-def]
     return p + i - k * d if k <= before else p + i + (k - before) * d
 
 
-# ---------------------------------------------------------------- what a kernel gets
+# ---------------------------------------------------------------- a kernel's arguments
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
-    """The types of a kernel's arguments, of a device's ``types``."""
+    """The types of a kernel's arguments, taken from a device's module ``types``."""
     of = {"int": types.int64, "float": types.float64, "ptr": heap}
     taken = [of.get(kind) or _pointer(element_of(kind), heap, types) for _, kind in words]
     return [types.NamedTuple([heap, row, *[types.int64] * 3], Me), *taken]
@@ -168,7 +168,7 @@ def _pointer(element: str, heap: Any, types: Any) -> Any:
 
 
 def arguments(b: Any, words: Words, heap: Any, row: Any) -> Iterator[Any]:
-    """What a kernel gets after ``me``, read from the row by the IR builder ``b``."""
+    """The kernel's arguments after ``me``, which the IR builder ``b`` reads from the row."""
     from llvmlite import ir
 
     for k, (_, kind) in enumerate(words, PREFIX):
@@ -192,7 +192,7 @@ _IR: dict[str, Any] = {
 
 
 def simulated_arguments(words: Words, heap: Any, row: Sequence[int]) -> Iterator[Any]:
-    """The same in Python, for arrays: None for an operand left out."""
+    """The same in Python, for arrays; an operand left out is None."""
     import numpy as np
 
     for k, (_, kind) in enumerate(words, PREFIX):

@@ -1,4 +1,4 @@
-"""Properties that are computed once, without a lock: a forked child would inherit one that another thread has taken."""
+"""Properties that are computed once, without a lock: a forked child could inherit a lock that another thread holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801
-        """As `functools.cached_property` is from Python 3.12 on: two threads may compute a value, one of which stays."""
+        """`functools.cached_property` as from Python 3.12 on: two threads may both compute the value; one result stays."""
 
         def __init__(self, compute: Any):
             self.compute, self.__doc__ = compute, compute.__doc__

@@ -1,6 +1,6 @@
-"""Optimizers, learning-rate schedules and regularizers: what a model asks for, as plain data.
+"""Optimizers, learning-rate schedules and regularizers, as plain data.
 
-The formulas are PyTorch's; the rows that compute them are declared in `calcvm.ops.optimizers`.
+The formulas are PyTorch's; `calcvm.ops.optimizers` declares the rows that compute them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from calcvm.errors import CalcError
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
 from calcvm.record import record
 
-LARGEST_COUNT = 2**53  # of steps: slots are float64
-MOST_SAMPLES = 10**7  # of a schedule
+LARGEST_COUNT = 2**53  # steps: slots are float64
+MOST_SAMPLES = 10**7  # numbers in a schedule's table
 
 __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "Constant", "Cosine", "CosineRestarts", "Elastic",
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
-    object.__setattr__(owner, name, value)  # frozen: for users
+    object.__setattr__(owner, name, value)  # records are frozen for users
 
 
 def _what(owner: Any, name: str) -> str:
@@ -51,13 +51,12 @@ def _count(owner: Any, name: str, least: int) -> None:
 class Schedule:
     """A learning rate over steps.  The first ``warmup_steps`` steps rise linearly to the full rate.
 
-    Step k (from 1) of the warm-up runs at ``learning_rate * k / warmup_steps``; the schedule's own
-    steps are counted from there.
+    Step k (from 1) of the warm-up runs at ``learning_rate * k / warmup_steps``.  The schedule starts after the warm-up.
     """
 
     warmup_steps: int = 0
     kind: ClassVar[str] = "constant"
-    slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, where the names differ
+    slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, if the names differ
 
     def __post_init__(self) -> None:
         _count(self, "warmup_steps", 0)
@@ -99,9 +98,9 @@ class Exponential(Schedule):
 
 @record
 class Cosine(Schedule):
-    """Half a cosine from the rate down to ``min_lr`` over ``total_steps``, which then stays.
+    """Half a cosine from the rate down to ``min_lr`` over ``total_steps``; then ``min_lr``.
 
-    As torch's CosineAnnealingLR, whose rate would rise again.
+    As torch's CosineAnnealingLR, except that torch's rate would rise again.
     """
 
     total_steps: int
@@ -116,10 +115,10 @@ class Cosine(Schedule):
 
 @record
 class CosineRestarts(Schedule):
-    """Half a cosine from the rate down to ``min_lr`` over ``period`` steps, then from the rate again: SGDR.
+    """Half a cosine from the rate down to ``min_lr`` over ``period`` steps, then a restart from the rate: SGDR.
 
     Each cycle is ``factor`` times as long as the one before, in whole steps.  Loshchilov and Hutter 2017; as
-    torch's CosineAnnealingWarmRestarts, whose ``T_mult`` is an integer.
+    torch's CosineAnnealingWarmRestarts, whose ``T_mult`` must be an integer.
     """
 
     period: int
@@ -137,10 +136,10 @@ class CosineRestarts(Schedule):
 
 @record
 class Sampled(Schedule):
-    """The rate times what a plain function says: ``function(k)`` of the step k = 0, 1, ... (torch's LambdaLR).
+    """The rate times ``function(k)`` in step k = 0, 1, ..., for a plain function (torch's LambdaLR).
 
-    It is asked once, here, for k = 0, ``every``, 2 ``every``, ... below ``total_steps``; the answer holds for ``every``
-    steps, the last one from then on.  The answers are numbers >= 0 and lie in the heap, a number each.
+    The function is called once, at construction, for k = 0, ``every``, 2 ``every``, ... below ``total_steps``.  A result
+    holds for ``every`` steps, the last one forever.  Results are numbers >= 0 and are stored in the heap, one number each.
     """
 
     function: InitVar[Callable[[int], float]]
@@ -156,7 +155,7 @@ class Sampled(Schedule):
         steps = checks.integer("Sampled: total_steps", total_steps, 1, LARGEST_COUNT)
         if -(-steps // self.every) > MOST_SAMPLES:
             raise CalcError(
-                f"Sampled: {steps:,} steps, asked every {self.every}, are more than {MOST_SAMPLES:,} answers"
+                f"Sampled: {steps:,} steps, sampled every {self.every}, need more than {MOST_SAMPLES:,} numbers"
             )
         answers = ((k, function(k)) for k in range(0, steps, self.every))
         _set(self, "factors", tuple(checks.number(f"Sampled: the factor of step {k}", f, 0) for k, f in answers))
@@ -168,7 +167,7 @@ class Sampled(Schedule):
 # ---------------------------------------------------------------- optimizers
 @record
 class Optimizer:
-    """What all optimizers share.
+    """Base class of the optimizers.
 
     Parameters
     ----------
@@ -181,19 +180,19 @@ class Optimizer:
     schedule : Schedule, optional
         The learning rate over steps; by default constant.
     no_decay : str or tuple of str
-        Parameters that ``weight_decay`` spares (by default none).  ``"1d"``: all of one axis or none, as biases and the
-        scales and shifts of norms are.  Others by name, by its beginning, such as ``"linear_1."``, or by its end, such as
-        ``".bias"``.  A change of ``hyper["weight_decay"]`` does not reach them.
+        Parameters exempt from ``weight_decay`` (default: none).  ``"1d"`` means all of at most one axis, such as biases
+        and the scales and shifts of norms.  Others are given by name, by a prefix such as ``"linear_1."``, or by a suffix
+        such as ``".bias"``.  A change of ``hyper["weight_decay"]`` does not affect them.
 
     Raises
     ------
     CalcError
-        A value is outside its range, or the optimizer has no ``weight_decay`` to spare from.
+        A value is outside its range, or ``no_decay`` is given without a ``weight_decay``.
 
     Notes
     -----
-    ``row`` names the update row, ``state`` the values it keeps for each parameter and what they start
-    with, ``slots()`` the values of `HYPER_SLOTS` before the first step.
+    ``row`` names the update row, ``state`` the values it keeps for each parameter with their initial
+    values, ``slots()`` the values of `HYPER_SLOTS` before the first step.
     """
 
     learning_rate: float
@@ -201,7 +200,7 @@ class Optimizer:
     clip_norm: float | None = field(default=None, kw_only=True)
     schedule: Schedule | None = field(default=None, kw_only=True)
     no_decay: str | Sequence[str] = field(default=(), kw_only=True)
-    slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, where the names differ
+    slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, if the names differ
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
@@ -231,7 +230,7 @@ class Optimizer:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What decides the rows: all but the values of `slots`."""
+        """Everything that determines the rows: all but the values of `slots`."""
         clipped = (self.clip_value is not None, self.clip_norm is not None)
         table = (self.schedule.every, *self.schedule.factors) if isinstance(self.schedule, Sampled) else ()
         return (type(self).__name__, self.row, *self.state.items(), self.schedule_code, *clipped, *table)
@@ -358,11 +357,11 @@ OPTIMIZERS = {kind.__name__.lower(): kind for kind in (SGD, Adam, AdamHat, AdamW
 
 
 def optimizer_of(given: Any) -> Optimizer:
-    """An optimizer, by its name or class too where it has a default learning rate.
+    """An optimizer, given as one, or by its name or class if it has a default learning rate.
 
     Raises
     ------
-    CalcError : there is none of that name, or it is no optimizer.
+    CalcError : the name is unknown, or the value is not an optimizer.
     """
     names = ", ".join(repr(name) for name in OPTIMIZERS)
     if isinstance(given, str):
@@ -378,14 +377,14 @@ def optimizer_of(given: Any) -> Optimizer:
         raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
     if given.row not in UPDATES:
         raise CalcError(
-            f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update); it is that of the "
-            "class's name in small letters, or of its attribute `row`, such as row = 'adam'"
+            f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update); the name is the "
+            "class's in lower case, or that of its attribute `row`, such as row = 'adam'"
         )
     if not isinstance(given, tuple(OPTIMIZERS.values())):
         if type(given).row is Optimizer.row and not UPDATES[given.row].own:
             raise CalcError(
-                f"optimizer {type(given).__name__}: calcvm has an update {given.row!r}, its name in small letters, of its own: "
-                f"take another name, or say row = {given.row!r} where that one is meant"
+                f"optimizer {type(given).__name__}: calcvm already has an update {given.row!r}, the name in lower case: "
+                f"rename the class, or write row = {given.row!r} to use that update"
             )
         _check_own(given)
     return given
@@ -396,10 +395,10 @@ POWERS = {"beta1_t": "beta1", "beta2_t": "beta2"}
 
 
 def _check_own(given: Optimizer) -> None:
-    """Refuse a field that sets nothing, and a formula's hyperparameter that nothing sets."""
+    """Raise CalcError for a field that sets nothing, or a hyperparameter of the formula that no field sets."""
     update, kind = UPDATES[given.row], type(given)
     if kind.slots is not Optimizer.slots or kind.state is not Optimizer.state:
-        return  # they may read any field
+        return  # custom methods may read any field
     slots = {given.slot_of.get(f.name, f.name): f.name for f in fields(given)}
     for slot, of in slots.items():
         if slot not in (*HYPER_SLOTS, "schedule", "no_decay"):
@@ -448,7 +447,7 @@ class L2(Regularizer):
 
 
 def regularizer_of(what: str, given: Any) -> Regularizer | None:
-    """A regularizer, or None (CalcError: it is something else)."""
+    """A regularizer or None, checked (CalcError)."""
     if given is not None and not isinstance(given, Regularizer):
         hint = f"cv.L2({given!r})" if checks.is_number(given) else "cv.L2(1e-4), cv.L1(1e-4) or cv.Elastic(1e-5, 1e-4)"
         raise CalcError(f"{what}: its regularizer must be one such as {hint}, not {checks.shown(given)}")

@@ -1,6 +1,6 @@
-"""What long work says while it runs: a bar on a terminal, one display in a notebook, a line now and then elsewhere.
+"""Progress of long work: a bar on a terminal, one display in a notebook, a line now and then elsewhere.
 
-Whatever becomes of its output, the work goes on: what is not there, closed, full or used by another is not written to again.
+Errors of the output never stop the work: after the first error (missing, closed, full or in use) nothing more is written.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from calcvm.tables import duration, escape
 
-SECONDS = 2.0  # between two outputs that a process leaves behind: lines, or bars and displays of short work
-SHORT = 0.1  # work that takes less shows nothing before its end
-_left: tuple[float, Any] = -math.inf, None  # when it left the last, and the cell of a notebook that it is below
+SECONDS = 2.0  # minimal time between two lasting outputs of a process: lines, or bars and displays of short work
+SHORT = 0.1  # shorter work shows nothing before its end
+_left: tuple[float, Any] = -math.inf, None  # time and notebook cell of the last lasting output
 
 
 class Progress:
-    """How far some work is.  It is told often; how often something is shown of that is the output's to decide.
+    """The progress of some work.  Updates may be frequent; the output decides how often it shows them.
 
-    Short work shows nothing until its end, and at its end no more than one output every `SECONDS`.
+    Short work shows nothing until its end, and then at most one output every `SECONDS`.
     """
 
     def __init__(self, enabled: bool = True):
@@ -32,13 +32,13 @@ class Progress:
         self._output: Any = None
 
     def update(self, head: Callable[[], str], share: float | None, text: Callable[[], str]) -> None:
-        """``head()`` says how far it is, ``share`` as a part of 1 (None: nobody knows); texts are asked for where they are shown."""
+        """Set the state: ``share`` is the part of the work done (None: unknown); ``head()`` and ``text()`` run only when shown."""
         self._state = head, share, text
         if time.perf_counter() >= self._next:
             self._show(last=False)
 
     def close(self) -> None:
-        """The work has ended, by its end or by an error: its last state stays.  May be called twice."""
+        """End the display; the last state stays visible.  May be called twice."""
         if self._next < math.inf and self._state is not None:
             self._show(last=True)
         self._next = math.inf
@@ -56,7 +56,7 @@ class Progress:
                 self._output.end(said, share, took, stays)
             else:
                 self._output.show(said, share, took)
-        except Exception:  # of a stream, a terminal, a notebook: none is worth the work
+        except Exception:  # an error of a stream, a terminal or a notebook must not stop the work
             self._next = math.inf
             try:
                 self._output.end(said, share, took, False)
@@ -65,10 +65,10 @@ class Progress:
 
 
 class Epochs(Progress):
-    """Of a training: steps of epochs, and the figures of the last."""
+    """The progress of training: epochs, steps, and the figures of the last epoch."""
 
     def __init__(self, total: int, steps: int | None, enabled: bool = True):
-        """steps : of an epoch, None where nobody knows."""
+        """steps : steps of an epoch; None: unknown."""
         super().__init__(enabled)
         self._total, self._steps = total, steps
         self._figures: Mapping[str, float] = {}
@@ -91,7 +91,7 @@ class Epochs(Progress):
 
 
 class Count(Progress):
-    """Of many models: how many of ``total`` epochs (or another ``unit``) are done."""
+    """The progress of many models: how many of ``total`` epochs (or another ``unit``) are done."""
 
     def __init__(self, total: int, enabled: bool = True, unit: str = "epochs"):
         super().__init__(enabled)
@@ -103,7 +103,7 @@ class Count(Progress):
 
 
 class Solving(Progress):
-    """Of solvers: what they have found."""
+    """The progress of solvers: overhead and lower bound."""
 
     def __call__(self, seconds: float, overhead: float, bound: float) -> None:
         self.update(lambda: f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %", None, str)
@@ -121,26 +121,26 @@ def _number(value: float) -> str:
 
 # ---------------------------------------------------------------- outputs
 def _output() -> Any:
-    """The output that there is."""
+    """The best output available."""
     for kind in (_Notebook, _Bar):
         try:
             return kind()
-        except Exception:  # it is none, rich is not installed, or another has a bar already
+        except Exception:  # not available, rich is not installed, or there is another bar already
             continue
     return _Lines()
 
 
 def _cell() -> Any:
-    """The number of the notebook's cell that runs (None: this is no notebook)."""
+    """The number of the running notebook cell (None: this is no notebook)."""
     try:
         shell = sys.modules["IPython"].get_ipython()
-        return shell.execution_count if shell.kernel is not None else None  # a terminal's has no kernel at all
+        return shell.execution_count if shell.kernel is not None else None  # a terminal's shell has no kernel
     except (KeyError, AttributeError):
         return None
 
 
 def _leaves(took: float) -> bool:
-    """Whether work that took so long may leave an output behind now; if so, it does."""
+    """Whether work of this duration may leave an output now; if so, this is recorded."""
     global _left
     now, cell = time.perf_counter(), _cell()
     if took < SECONDS and now - _left[0] < SECONDS and cell == _left[1]:
@@ -152,7 +152,7 @@ def _leaves(took: float) -> bool:
 class _Lines:
     """``epoch 3/20  loss 0.1234  val_loss 0.2345  120 ms``"""
 
-    seconds = 0.2  # how often it is asked whether a line is due
+    seconds = 0.2  # interval of checks whether a line is due
 
     def __init__(self) -> None:
         self.stream, self.said = sys.stderr, ""
@@ -170,7 +170,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar on a terminal, by rich (of the extra cli)."""
+    """A bar on a terminal, by rich (extra ``cli``)."""
 
     seconds = 0.1
 
@@ -185,14 +185,14 @@ class _Bar:
         self.progress = Progress(
             BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[said]}", markup=False), console=console, auto_refresh=False,
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # what is printed comes above the bar
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # prints appear above the bar
         )  # fmt: skip
         self.task = self.progress.add_task("", total=1.0, said="")
         self.progress.start()
 
     @staticmethod
     def _broken_pipe() -> None:
-        raise  # the error that is handled, where rich would end the process
+        raise  # the current error; rich would end the process
 
     def show(self, said: str, share: float | None, took: float) -> None:
         known: dict[str, Any] = {"total": None} if share is None else {"completed": share}
@@ -207,7 +207,7 @@ class _Bar:
 
 
 class _Shown:
-    """What a notebook displays."""
+    """The object that a notebook displays."""
 
     def __init__(self, text: str, share: float | None):
         self.text, self.share = text, share
@@ -222,10 +222,10 @@ class _Shown:
 
 
 class _Notebook:
-    """A display in a notebook, which is updated.  Work after short work in the same cell takes over its display."""
+    """An updated display in a notebook.  Work that follows short work in the same cell reuses its display."""
 
     seconds = 0.2
-    free: tuple[Any, Any] = None, None  # a cell, and the display in it that short work has left
+    free: tuple[Any, Any] = None, None  # a cell, and the reusable display of short work in it
 
     def __init__(self) -> None:
         self.cell = _cell()

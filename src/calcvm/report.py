@@ -1,4 +1,4 @@
-"""What `calcvm info` says: versions, the processor, the cache of compiled code, extras.  It needs none of these."""
+"""`calcvm info`: versions, the processor, the cache of compiled code, extras.  It does not need the extras."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def info() -> None:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Packages of each extra, those of the extras in it too, as the installed package's metadata say."""
+    """Packages of each extra, with nested extras resolved, from the metadata of the installed package."""
     try:
         requires = metadata.requires("calcvm") or []
     except metadata.PackageNotFoundError:
@@ -56,7 +56,7 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _gpu() -> str:
-    """The device "cuda", or why there is none."""
+    """A description of the device "cuda", or the reason why there is none."""
     from calcvm.vm.run.cuda.driver import Driver
 
     try:

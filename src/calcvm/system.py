@@ -1,7 +1,8 @@
-"""What calcvm uses of the operating system that not every one has; all of it is here, with what takes its place.
+"""Features of the operating system that not every system has, and their replacements.
 
-Linux is what calcvm is tested on, and has it all.  Elsewhere a program runs by one worker, or a feature that cannot work is refused
-by name: teams want ``sem_init``, pages ``posix_fadvise``, a `FileStore` the locks of ``fcntl``, and whatever runs a clock of POSIX.
+calcvm is tested on Linux, which has all of them.  Elsewhere a program runs with one worker, or an unavailable feature is refused
+by name.  Teams need ``sem_init``, pages need ``posix_fadvise``, a `FileStore` needs the locks of ``fcntl``, and running a program
+needs a POSIX clock.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ except ImportError:
 CHUNK = bytes(1 << 20)
 
 
-# ---------------------------------------------------------------- what it is
+# ---------------------------------------------------------------- the system
 def has_teams() -> bool:
-    """Whether several workers can run a program: their threads sleep on semaphores without names, which macOS has not."""
+    """Whether several workers can run a program: their threads sleep on unnamed semaphores, which macOS lacks."""
     return sys.platform.startswith("linux")
 
 
 def time_on_cores() -> tuple[int, int]:
-    """Nanoseconds that this thread has had a core, and that it has waited for one; zeros where the system does not say."""
+    """Nanoseconds that this thread ran on a core, and that it waited for one; zeros if the system does not report them."""
     try:
         with open("/proc/thread-self/schedstat") as stat:
             ran, waited, _ = map(int, stat.read().split())
@@ -46,7 +47,7 @@ def time_on_cores() -> tuple[int, int]:
 
 
 def check_runs(what: str, paged: bool) -> None:
-    """Refuse to run programs (CalcError), or those with pages, where compiled code calls what is not there."""
+    """Refuse to run a program (CalcError) if compiled code would call missing functions of the system."""
     if sys.platform == "win32":
         raise CalcError(
             f"{what}: calcvm plans on Windows but cannot run there, where POSIX's clock is missing: take WSL or Linux"
@@ -58,7 +59,7 @@ def check_runs(what: str, paged: bool) -> None:
 
 
 def interpreter() -> str | None:
-    """A Python to start; None inside an application, frozen or embedding, whose executable would start that once more."""
+    """The Python interpreter to start; None inside a frozen or embedding application, whose executable would start the application."""
     name = os.path.basename(sys.executable or "")
     if os.name != "posix" or getattr(sys, "frozen", False) or not re.fullmatch(r"python[\d.]*t?", name):
         return None
@@ -70,7 +71,7 @@ def at_fork(
     after_in_parent: Callable[[], Any] | None = None,
     after_in_child: Callable[[], Any] | None = None,
 ) -> None:
-    """Call functions around each fork, where there are any."""
+    """Call functions around each fork, if the system has forks."""
     if hasattr(os, "register_at_fork"):
         given = {"before": before, "after_in_parent": after_in_parent, "after_in_child": after_in_child}
         os.register_at_fork(**{when: call for when, call in given.items() if call is not None})  # type: ignore[call-overload]
@@ -78,19 +79,19 @@ def at_fork(
 
 # ---------------------------------------------------------------- cores
 def affinity() -> list[int]:
-    """Numbers of the cores that the thread may run on."""
+    """Numbers of the cores on which the thread may run."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def set_affinity(cores: Iterable[int]) -> None:
-    """Keep the thread on cores (CalcError: the system cannot)."""
+    """Restrict the thread to cores (CalcError: the system cannot)."""
     if not hasattr(os, "sched_setaffinity"):
         raise CalcError(f"cores: {sys.platform} does not keep threads on cores: leave cores= out")
     os.sched_setaffinity(0, cores)
 
 
 def n_cores() -> int:
-    """Cores that the process may use: of its affinity, and of its container's quota the whole ones, at least one."""
+    """Cores that the process may use: by its affinity, and by its container's quota, rounded down, but at least one."""
     quota = cpus()
     there = len(affinity())
     return there if quota is None else max(1, min(there, int(quota)))
@@ -98,12 +99,12 @@ def n_cores() -> int:
 
 # ---------------------------------------------------------------- memory
 def machine_bytes() -> int:
-    """Bytes of the machine's memory, or what of them the process may have: by its limit of addresses, or its container's."""
+    """Bytes of the machine's memory, or fewer if the process's address limit or its container's limit is lower."""
     return machine_memory()[0]
 
 
 def machine_memory() -> tuple[int, str]:
-    """The same, and what sets the limit, in words."""
+    """The same, and the reason for the limit as text."""
     found = []
     if hasattr(os, "sysconf"):
         found.append(
@@ -122,7 +123,7 @@ def machine_memory() -> tuple[int, str]:
 
 
 def give_back(array: Any) -> None:
-    """Give the system memory of an array back whose contents are not needed any more, where it takes some."""
+    """Return the memory of an array to the system, if possible; its contents are lost."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     page = mmap.PAGESIZE
@@ -134,7 +135,7 @@ def give_back(array: Any) -> None:
 
 # ---------------------------------------------------------------- files
 def lock(file: Any, what: str) -> None:
-    """Keep others from locking a file until it is closed (BlockingIOError: another has it; CalcError: there are no locks)."""
+    """Lock a file until it is closed (BlockingIOError: another process has the lock; CalcError: the system has no locks)."""
     if fcntl is None:
         raise CalcError(
             f"{what}: {sys.platform} has no locks of POSIX, which keep two processes apart: take a MemoryStore, or save models"
@@ -143,12 +144,12 @@ def lock(file: Any, what: str) -> None:
 
 
 def set_mode(file: Any, mode: int) -> None:
-    """Who may read and write an open file."""
+    """Set the permissions of an open file."""
     os.chmod(file.fileno() if os.chmod in os.supports_fd else file.name, mode)
 
 
 def allocate(file: int, start: int, size: int) -> None:
-    """Take room on the disk for bytes of a file (OSError: there is not so much)."""
+    """Reserve disk space for bytes of a file (OSError: there is not enough)."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, start, size)
         return

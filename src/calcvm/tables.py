@@ -1,4 +1,4 @@
-"""Tables as text, and as HTML for notebooks; numbers, times and names in few characters."""
+"""Tables as text, and as HTML for notebooks; short forms of numbers, times and names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from calcvm.errors import MissingExtra
 
 
 def escape(text: str) -> str:
-    """Text as it stands in HTML."""
-    import html  # only notebooks want it, with its table of 2231 characters
+    """Text escaped for HTML."""
+    import html  # only notebooks need it, with its table of 2231 characters
 
     return html.escape(text)
 
 
 def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines whose columns line up."""
+    """Rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
@@ -31,12 +31,12 @@ def html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], rest:
 
 
 def preformatted(text: str) -> str:
-    """Text whose columns line up."""
+    """Text with aligned columns, as HTML."""
     return f'<pre style="font-family: monospace">{escape(text)}</pre>'
 
 
 class Lines(str):
-    """A text of several lines, which consoles and notebooks show as such."""
+    """A text of several lines that consoles and notebooks display as lines, not as a quoted string."""
 
     __slots__ = ()
 
@@ -53,7 +53,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that says something: ``0.41 ms``, ``12.3 s``."""
+    """A time in a suitable unit: ``0.41 ms``, ``12.3 s``."""
     if not math.isfinite(seconds):
         return "?"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -64,12 +64,12 @@ def duration(seconds: float) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are."""
+    """The first ten of some names, and their number if there are more."""
     return ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "") if names else "none"
 
 
 def frame(what: str, rows: Sequence[Mapping[str, Any]], index: str, columns: Sequence[str] | None = None) -> Any:
-    """Rows as a pandas DataFrame, by one of their entries (MissingExtra: pandas is not installed)."""
+    """Rows as a pandas DataFrame, indexed by one of their entries (MissingExtra: pandas is not installed)."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How many workers a program has where nobody says: the process's setting."""
+"""The default number of workers of a program: a setting of the process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _most: int | None = None
 
 
 def set_workers(n: int | None) -> None:
-    """Set the largest default team of this process: workers of models, programs and fleets that are made from now on.
+    """Set the largest default team of this process: the workers of models, programs and fleets created from now on.
 
-    What says ``workers=`` has as many as it says.  Without a setting the environment variable ``CALCVM_WORKERS`` is the largest
-    default, else ``OMP_NUM_THREADS``.  A default is never above the cores that the process may use, by its affinity and its
+    An explicit ``workers=`` takes precedence.  Without a setting, the environment variable ``CALCVM_WORKERS`` is the largest
+    default, else ``OMP_NUM_THREADS``.  A default never exceeds the cores that the process may use, by its affinity and its
     container's quota.  Results are the same bits for any team.
 
     Parameters
     ----------
     n : int or None
-        At least 1.  None takes the setting back.
+        At least 1.  None removes the setting.
 
     Raises
     ------
-    CalcError : n is no such number.
+    CalcError : n is not such a number.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def set_workers(n: int | None) -> None:
 
 
 def default_team() -> int:
-    """The largest team that is taken where nobody says (CalcError: ``CALCVM_WORKERS`` is no number)."""
+    """The largest team without an explicit ``workers=`` (CalcError: ``CALCVM_WORKERS`` is no number)."""
     if not system.has_teams():
         return 1
     cores = system.n_cores()
@@ -57,6 +57,6 @@ def _of_variable() -> int | None:
 
 
 def _of_openmp() -> int | None:
-    """Of a list, which OpenMP has for teams inside teams, the first; what OpenMP would not take is not ours to refuse."""
+    """``OMP_NUM_THREADS``; of a list, which OpenMP has for nested teams, the first.  Invalid values are ignored, not refused."""
     text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) > 0 else None

@@ -1,4 +1,4 @@
-"""Work that nothing else may come in the middle of: no signal, no collection of garbage."""
+"""Work that must not be interrupted: by signals, or by garbage collection."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-_running: set[LockType] = set()  # taken until the thread that is about it ends
+_running: set[LockType] = set()  # one lock per running thread, held until it ends
 
 
 def undisturbed(make: Callable[[], T]) -> T:
-    """What ``make`` returns, made where no signal is heard: in a thread of its own.
+    """Run ``make`` in a separate thread, which receives no signals, and return its result.
 
-    What a signal raises in the middle of llvmlite may leave a string of LLVM's freed and not marked so, to be freed once
-    more by a finalizer.  The thread goes on where the caller is interrupted; who wants the same next waits for its lock.
+    llvmlite frees an LLVM string and records that one statement later; a signal in between would cause a double free by
+    a finalizer.  If the caller is interrupted, the thread continues; a later call for the same result waits for its lock.
     """
     if threading.get_ident() != threading.main_thread().ident:
         return make()
@@ -36,9 +36,9 @@ def undisturbed(make: Callable[[], T]) -> T:
             _running.discard(done)
             done.release()
 
-    try:  # one call in C: an interrupted `threading.Thread.start` may leave a thread that has begun and one that has not alike
+    try:  # one call in C: after an interrupted `threading.Thread.start` it is unknown whether the thread has begun
         start_new_thread(run, ())
-    except RuntimeError:  # there can be no more: the process ends, or is full
+    except RuntimeError:  # no more threads: the process is ending, or at its limit
         return make()
     with done:
         if errors:
@@ -47,9 +47,9 @@ def undisturbed(make: Callable[[], T]) -> T:
 
 
 def uncollected(make: Callable[[], T]) -> T:
-    """What ``make`` returns, without collections of garbage: among a compiler's many small objects they take a tenth of its time.
+    """Run ``make`` without garbage collection and return its result: collections take a tenth of a compiler's time.
 
-    No context manager: an interrupt between its methods and the block would leave the process without collections.
+    This is no context manager: an interrupt between its methods and the block would leave collection disabled.
     """
     collecting = gc.isenabled()
     try:
@@ -62,6 +62,6 @@ def uncollected(make: Callable[[], T]) -> T:
 
 @atexit.register
 def _wait() -> None:
-    """Let what is being made be made: the process must not end in the middle of LLVM."""
+    """Wait for running threads: the process must not end in the middle of LLVM."""
     for done in [*_running]:
         done.acquire(timeout=60)

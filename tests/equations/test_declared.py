@@ -193,20 +193,20 @@ def test_an_import_reads_no_equation_and_derives_none() -> None:
 @pytest.mark.parametrize(
     ("text", "more", "told"),
     [
-        (SOFT, {"backward": {"dx": "dy"}}, "the gradient dx reads x: say that it reads dy, x (and results, not to compute them anew)"),
-        (SOFT, {"backward": {"dx": "dy x y"}}, "the gradient dx does not read x: say that it reads dy, y ("),
+        (SOFT, {"backward": {"dx": "dy"}}, "the gradient dx reads x: declare that it reads dy, x (and results, instead of recomputing them)"),
+        (SOFT, {"backward": {"dx": "dy x y"}}, "the gradient dx does not read x: declare that it reads dy, y ("),
         (
             "y[o<O,n<N] = y[o, n - 1]*x[o,n]", {"backward": {"dx": "dy x y"}},
-            "the gradient sets t_dy beside: write 't_dy dx' for what the backward row sets",
+            "the gradient also sets t_dy: write 't_dy dx' as the results of the backward row",
         ),
-        (SOFT, {"backward": {"t_dy dx": "dy y"}}, "the gradient sets no scan beside: write 'dx' for what the backward row sets"),
+        (SOFT, {"backward": {"t_dy dx": "dy y"}}, "the gradient also sets no scan: write 'dx' as the results of the backward row"),
         (
             "y[o<O,n<N] = x[o,n] - mean[r<O] x[r,n]", {},
-            "row 'none_fwd': workers share o, and each would compute the sum over r of x for itself: make it an operator of its own",
+            "row 'none_fwd': workers share o, and each would compute the whole sum over r of x: make it a separate operator",
         ),
         (
             "s[o<O,n<N] = s[o, n - 1] + x[o,n]; y[o,n] = s[o,n]", {},
-            "row 'none_fwd': the scan s is no operand of the row: make it a result, or an operator of its own",
+            "row 'none_fwd': the scan s is not an operand of the row: make it a result, or a separate operator",
         ),
         ("y[o<O,n] = x[o,n]", {}, "row 'none_fwd': the index n has no range: say it, as in n<rows"),
     ],

@@ -269,10 +269,10 @@ def test_a_gradient_for_any_batch(text: str, batch: int) -> None:
     [
         (
             "y[i] = y[i] + x[i]",
-            "y is there before: a gradient needs another name for the result\n    y[i] = y[i] + x[i]\n    ^",
+            "y is used before: a gradient needs another name for the result\n    y[i] = y[i] + x[i]\n    ^",
         ),
-        ("y[i] = x[i]; y[i] = x[i]*2", "y is there before"),
-        ("z[i] = y[i]*x[i]; y[i] = z[i]", "y is there before"),
+        ("y[i] = x[i]; y[i] = x[i]*2", "y is used before"),
+        ("z[i] = y[i]*x[i]; y[i] = z[i]", "y is used before"),
         ("y[i] = sum[d<2] tanh(y[i - 1] + d) + x[i]", "a scan in a reduction has no gradient: read y outside it"),
         ("y[i] = gelu(x[i])", "the function gelu has no derivative here\n    y[i] = gelu(x[i])\n           ^"),
     ],

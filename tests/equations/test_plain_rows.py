@@ -25,7 +25,7 @@ SAMPLE = ("exp", "softmax", "max_pool", "pick", "layer_norm", "transpose")
 NOT_PLAIN = {  # rows of which no plain kernel can be made, by why
     "its whole operands are of several extents": 40,
     "it updates an operand": 17,
-    "its results begin with different indexes, so nobody can share them": 6,
+    "its results begin with different indexes, so workers cannot share them": 6,
     "it has no equation": 10,
     "words say how its operands lie": 3,
     "an integer word stands after a float": 1,

@@ -320,7 +320,7 @@ def test_random_windows_are_as_the_language_means_them(whole):
         try:
             got, rows = computed(lambda **given: cv.equation(text, **given), arrays)  # noqa: B023
         except cv.UnsupportedOperator as error:
-            assert "read place by place, up to 64 of them" in str(error)
+            assert "only up to 64 are read place by place" in str(error)
             continue
         np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-10, err_msg=f"{seed}: {text}")
         seen |= {*rows}
@@ -548,9 +548,9 @@ REFUSED = [
     ("y[b,o] = sum[i] x[b,i]*w[i]", "xw", cv.ShapeError, "w has 2 axes (4, 3), and 1 place here", "w[i]"),
     ("y[b,o] = sum[i] x[b,i]*w[i,o] + u[o]", "xw", cv.CalcError, "there is no operand 'u'; operands are x, w", "u[o]"),
     ("y[b] = x[b,0] - eps[b]", ("x", "eps"), cv.CalcError, "eps is a number, and has no places: write it without brackets", "eps"),
-    ("m[] = mean[b] x[b,0]; y[b] = x[b,1] - m[]", "x", cv.CalcError, "what has no axes is read without brackets: m", "]"),
+    ("m[] = mean[b] x[b,0]; y[b] = x[b,1] - m[]", "x", cv.CalcError, "an array without axes is read without brackets: m", "]"),
     *(
-        (text, "xv", cv.ShapeError, f"the range of {i} follows from nothing: say it, as in {i}<10, or read an axis by it", f"{i}] =")
+        (text, "xv", cv.ShapeError, f"the range of {i} is unknown: write it, as in {i}<10, or read an axis with it", f"{i}] =")
         for text, i in (
             ("y[b,s] = sum[t] x[b,t]*v[s - t]", "s"), ("y[b,s] = sum[t<3] x[b, s - t]*v[t]", "s"), ("y[b,o] = sum[t] x[b,o + t]*v[2 - t]", "o"),
         )
@@ -566,11 +566,11 @@ REFUSED = [
     ("y[b] = sum[w] x[b,w]*v[w]", "xwv", cv.CalcError, "w is the name of an operand: name the index otherwise", "w] x"),
     (
         "y[n,c] = im[n + 1, 0, c]", "im", cv.ShapeError,
-        "axis 0 of im (B, 6, 2) is the batch, whose samples know nothing of each other: its place is an index alone", "im[",
+        "axis 0 of im (B, 6, 2) is the batch, whose samples are independent: its place must be a plain index", "im[",
     ),
     (
         "y[n<3,c] = im[n, 0, c]", "im", cv.ShapeError,
-        "n runs over 3, and im has B there: along the batch all is read, each place by an index alone", "n, 0",
+        "n runs over 3, and im has B there: the batch is read as a whole, each place by a plain index", "n, 0",
     ),
     (
         "y[i,j] = sum[k] x[i,k]*x[j,k]", "x", cv.ShapeError,
@@ -578,22 +578,22 @@ REFUSED = [
     ),
     (
         "y[b,i] = y[b - 1,i] + x[b,i]", "x", cv.ShapeError,
-        "b runs over B, and y has B there: along the batch all is read, each place by an index alone", "b - 1",
+        "b runs over B, and y has B there: the batch is read as a whole, each place by a plain index", "b - 1",
     ),
     ("x[b,i] += 1", "x", cv.CalcError, "x is an operand, and a variable is not written to: give the result another name", "x["),
     (
         "y[b] = sum[i] x[b,i]/B", "x", cv.UnsupportedOperator,
-        "B is the size of the batch, which no row makes a number of yet: take mean over b in place of a sum that is divided by it", "B",
+        "B is the size of the batch, and no row turns it into a number yet: take mean over b instead of dividing a sum by it", "B",
     ),
     (
         "y[r,c] = tab[x[r,0], c]", ("tab", "x"), cv.CalcError,
         "a place of tab is a number: take indexes, sizes, whole numbers, + - * // %, and arrays of integers", "x[r",
     ),
     ("y[b] = x[t[b], 0]", "xt", cv.ShapeError,
-     "axis 0 of x (B, 4) is the batch, whose samples know nothing of each other: its place is an index alone", "x[t"),
+     "axis 0 of x (B, 4) is the batch, whose samples are independent: its place must be a plain index", "x[t"),
     (
         "y[b,i] = x[b,i]^x[b,i]", "x", cv.CalcError,
-        "an exponent is a number, or the base is: write exp(exponent*log(x)) of a positive x", "^",
+        "the exponent or the base must be a number: write exp(exponent*log(x)) for positive x", "^",
     ),
     ("m[b] = max[i] x[b,i]; y[b] = sum[i] x[b,i]", "x", cv.CalcError, "m is never read: leave it out, or name it in results", "m["),
     ("m[b] = x[b,0]; m[b] = x[b,1]", "x", cv.CalcError, "m is set by several equations: give each its own name", "m["),
@@ -604,32 +604,32 @@ REFUSED = [
 
 OPERATORS_ALONE = [
     *(
-        (f"y[b] = {how}[i,u<3] x[b,i]", "x", cv.UnsupportedOperator, f"what {how} is of is the same for every u: {remedy}", how)
+        (f"y[b] = {how}[i,u<3] x[b,i]", "x", cv.UnsupportedOperator, f"the argument of {how} is the same for every u: {remedy}", how)
         for how, remedy in {"argmax": "leave u out", "prod": "take a power"}.items()
     ),
     (
         "y[b,i] = 2*y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
-        "y is read by its own equation, which of operators running sums alone do, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]: leave out "
-        "fused=False, or write the steps out, an equation each", "y[b,i - 1]",
+        "y is read by its own equation, and operators compute only running sums so, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]: leave out "
+        "fused=False, or write each step as an equation", "y[b,i - 1]",
     ),
     (
         "y[i] = sum[b] x[b,i]*b", "x", cv.UnsupportedOperator,
-        "b counts the batch, whose numbers no row makes yet: give them as an operand of integers", "b",
+        "b counts the batch, and no row generates its numbers yet: give them as an operand of integers", "b",
     ),
     (
         "y[r,c] = tab[t[r], c]", ("tab", "t"), cv.UnsupportedOperator,
-        "reading by an index out of 5000 has no row of its own yet, and a product with rows of 0 and 1, which does it, is for up "
-        "to 4096", "tab[",
+        "no row reads by an index out of 5000 yet, and the product with rows of 0 and 1 that replaces it is limited to "
+        "4096", "tab[",
     ),
     (
         "y[b,t<100] = im[b, 5 - t, 0]", "im", cv.UnsupportedOperator,
-        "windows of 100 places that no row has are read place by place, up to 64 of them: write it as a convolution (a sum of "
+        "no row has such windows of 100 places, and only up to 64 are read place by place: write it as a convolution (a sum of "
         "products with taps of one array), as pooling, or with fewer places", "im[",
     ),
     (
         "y[b] = prod[i] wide[b,i]", ("wide",), cv.UnsupportedOperator,
-        "prod over 70 has no row yet, and only up to 64 factors are multiplied one by one: take exp(sum[..] log(..)) of what is "
-        "positive", "prod",
+        "prod over 70 has no row yet, and only up to 64 factors are multiplied one by one: take exp(sum[..] log(..)) of "
+        "positive factors", "prod",
     ),
 ]  # fmt: skip
 
@@ -677,7 +677,7 @@ WRONG = [
         "of another graph",
     ),
     (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results="z"), "there is no equation of 'z'; there are y"),
-    (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results=()), "results: none is named"),
+    (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results=()), "results: no name is given"),
     (
         lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results=0),
         "results: the name of a result, or a list of names, is wanted, not 0",
@@ -695,10 +695,10 @@ WRONG = [
     (lambda x, w: cv.equation("y[b] = x[b,K]", x=x, K=2**41), "numbers above 2^40"),
     (lambda x, w: cv.equation(3, x=x), "an equation is a text, such as"),
     (lambda x, w: cv.equation("y[b] = foo(x[b,0])", x=x), "there is no function 'foo'; did you mean floor?"),
-    (lambda x, w: cv.einsum("bi,io->bo", x), "is of 2 operands, and 1 are given"),
+    (lambda x, w: cv.einsum("bi,io->bo", x), "has 2 operands, but 1 are given"),
     (lambda x, w: cv.einsum("bi,io->bq", x, w), "the result names 'q', which no operand has"),
     (lambda x, w: cv.einsum("bi,io->bb", x, w), "the result names 'b' twice"),
-    (lambda x, w: cv.einsum("b...,io->b", x, w), "... is of operands and result alike"),
+    (lambda x, w: cv.einsum("b...,io->b", x, w), "... must be in operands and result"),
     (lambda x, w: cv.einsum("b!,io->b", x, w), "'b!' is not letters"),
     (lambda x, w: cv.einsum("bij,io->b", x, w), "operand 1 has 2 axes, and 'bij' names 3"),
     (lambda x, w: cv.einsum(x, "bi"), "subscripts are a text"),
@@ -708,23 +708,23 @@ WRONG = [
     ),
     (lambda x, w: cv.equation["b"](x), "takes indexes that cv.indexes makes, not 'b'"),
     (lambda x, w: cv.indexes("sum"), "'sum' is a word of the language"),
-    (lambda x, w: cv.indexes("3 b"), "'3' is no index, such as i, or t<3"),
+    (lambda x, w: cv.indexes("3 b"), "'3' is not an index, such as i, or t<3"),
     (lambda x, w: cv.indexes(3), "give names, such as 'b o i', not 3"),
-    (lambda x, w: x[cv.indexes("b"), 0:1], "a place is an index or a number, and no slice"),
+    (lambda x, w: x[cv.indexes("b"), 0:1], "a place is an index or a number, not a slice"),
     (
         lambda x, w: cv.sum("i", x[cv.indexes("b"), 0]),
         "sum in an equation is over indexes that cv.indexes makes, not 'i'",
     ),
     (lambda x, w: x[cv.indexes("b"), 0] * w, "w (4, 3) has 2 axes: read an element of it in an equation, as in w[...]"),
     (lambda x, w: 1 if x[cv.indexes("b"), 0] > 0 else 0, "take & | ~ for and, or, not, cv.where(c, a, b) for an if"),
-    (lambda x, w: np.ones(3)[cv.indexes("b")], "such as g.constant(name, array), in place of arrays"),
-    (lambda x, w: cv.softmax(x[cv.indexes("b"), 0]), "softmax is of variables, and no function of an element"),
+    (lambda x, w: np.ones(3)[cv.indexes("b")], "such as g.constant(name, array), instead of arrays"),
+    (lambda x, w: cv.softmax(x[cv.indexes("b"), 0]), "softmax applies to variables, not to elements"),
     (
         lambda x, w: cv.leaky_relu(x[cv.indexes("b"), 0], 0.2),
-        "leaky_relu(alpha=0.2) in an equation: settings are as by default",
+        "leaky_relu(alpha=0.2) in an equation: only default settings work",
     ),
-    (lambda x, w: cv.indexes("b").beyond(0), "beyond is of an element"),
-    (lambda x, w: cv.equation.reduce("sum", cv.indexes("b"), x), "sum is of elements such as x[r, k]"),
+    (lambda x, w: cv.indexes("b").beyond(0), "beyond applies to an element"),
+    (lambda x, w: cv.equation.reduce("sum", cv.indexes("b"), x), "sum takes elements such as x[r, k]"),
     (lambda x, w: cv.equation.reduce("total", cv.indexes("b"), x), "equation.reduce: how"),
     (lambda x, w: cv.equation("y[b] = x[b,0]*w", x=x, w=cv.indexes("i")), "the operand w is an expression of indexes"),
 ]

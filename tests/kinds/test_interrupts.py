@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm.fleet import fleet as fleet_module
+from calcvm.fleet import tasks as fleet_tasks
 from calcvm.vm.memory.cuda import DeviceSlot
 from calcvm.vm.memory.turns import unlocked
 from tests.kinds.interrupts import (
@@ -241,7 +241,7 @@ def test_a_signal_at_any_step_of_fit(accumulate, workers, number, whole):
 @pytest.mark.parametrize("name", ["load", "close", "remove", "add", "handle", "copy", "open"])
 def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypatch):
     """No piece of the heap, no name and no place of a fleet is lost."""
-    monkeypatch.setattr(fleet_module, "FIRST_SLOTS", 6)
+    monkeypatch.setattr(fleet_tasks, "FIRST_ROWS", 6)
     calls = {
         "load": lambda w: w.heap.load(w.program, seed=3, name="new"),
         "copy": lambda w: w.model.resident.copy("new"),
@@ -285,10 +285,10 @@ def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypat
 def fill_its_places(world):
     """As many models can be added to a fleet's table of tasks as to one that nobody has disturbed."""
     fleet = world.fleet
-    tasks = fleet._tasks
-    while sum(1 + (h._judge_place >= 0) for h in fleet.handles.values()) < len(tasks):
+    rows = fleet._tasks.rows
+    while sum(1 + (h._judge_place >= 0) for h in fleet.handles.values()) < len(rows):
         fleet.add(world.program, data=(X, Y))
-    assert fleet._tasks is tasks
+    assert fleet._tasks.rows is rows
 
 
 @pytest.mark.parametrize("name", ["open", "remove"])

@@ -72,7 +72,7 @@ def test_random_graphs(whole: bool) -> None:
     assert large <= GRAPHS[whole] / 20
 
 
-@pytest.mark.filterwarnings("ignore:.*takes scores and computes")
+@pytest.mark.filterwarnings("ignore:.*takes scores and applies")
 def test_generated_graphs(whole: bool) -> None:
     """Those that `test_graphs` compares with PyTorch: several paths, shared variables, values used often."""
     generate = pytest.importorskip("tests.kinds.graphs", reason="needs PyTorch").generate

@@ -355,8 +355,9 @@ def test_nobody_looks_at_a_model_that_a_fleet_is_about_to_train(whole):
     """Whoever wants a model's turn at any line of a fleet's taking of it, and pauses once it is let in, sees no change."""
     program = network().program
     same, data = np.tile(X[:1], (5000, 1)), (np.tile(X, (30, 1)), np.tile(Y, 30))
-    alone = cv.Fleet("1 MiB", workers=2).add(program, data=data, seed=0)
-    alone._fleet.fit(60, progress=False)
+    fleet = cv.Fleet("1 MiB", workers=2)
+    alone = fleet.add(program, data=data, seed=0)
+    fleet.fit(60, progress=False)
     for place in PLACES * (5 if whole else 1):
         fleet, done, here, inside = cv.Fleet("1 MiB", workers=2), *(threading.Event() for _ in range(3))
         handle = fleet.add(program, data=data, seed=0)

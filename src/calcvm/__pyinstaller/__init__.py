@@ -1,4 +1,4 @@
-"""What PyInstaller is told of calcvm (entry point ``pyinstaller40``): applications are frozen without further ado."""
+"""The hook of PyInstaller for calcvm (entry point ``pyinstaller40``): it freezes applications without further options."""
 
 from __future__ import annotations
 

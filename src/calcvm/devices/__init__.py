@@ -1,6 +1,6 @@
-"""A network on several devices: each runs a part of its statements in memory of its own, and values are copied between them.
+"""A network on several devices: each runs a part of its statements in its own memory, and values are copied between them.
 
-`plan_devices` says who runs what, and what that takes; `SplitModel` does it.
+`plan_devices` assigns statements to devices and predicts the cost; `SplitModel` runs the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A network that runs on several devices: a program and a heap for each, and copies between them."""
+"""A network on several devices: one program and one heap per device, and copies between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from calcvm.devices.processor import Processor, on_cores
 from calcvm.errors import CalcError, Uncopied
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
-from calcvm.planner.devices import shared_values
+from calcvm.planner.split.problem import shared_values
 from calcvm.system import give_back
 from calcvm.undisturbed import undisturbed
 from calcvm.vm.memory.cuda import DeviceMemory
@@ -35,11 +35,11 @@ NOTHING: dict[str, Any] = {
     "parameters": {},
     "state": [],
     "paths": {},
-}  # that a part's program says of the graph
+}  # the facts of the graph in a part's program
 
 
 class Part:
-    """What one processor runs: its program, in a heap of its own."""
+    """The part of one processor: its program, in its own heap."""
 
     def __init__(self, processor: Processor, plan: Plan, dtype: str):
         self.processor = processor
@@ -58,14 +58,14 @@ class Part:
         self.slot.clear_padding()
 
     def run(self, start: int, stop: int, batch: int) -> None:
-        """Run rows of its program."""
+        """Run the rows [start, stop) of its program."""
         _, address = self.loaded.rows(batch)
         self.slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, 1
         with on_cores(self.processor.cores):
             self.slot.execute("run_rows", self.slot.job, self.slot.job_address, self.processor.workers)
 
     def get(self, v: Value, batch: int) -> np.ndarray:
-        """A value's cells as they lie."""
+        """A value's cells in storage order."""
         symbol = self._flat(v)
         return self.slot.cells(symbol, (symbol.elems.at(batch),))
 
@@ -80,15 +80,15 @@ class Part:
 class SplitModel(Uncopied):
     """A network on several devices.
 
-    Threads may share it: each call has its turn.  Ctrl-C finds a step done or not begun: what has begun goes on, and whoever calls
-    next waits for it.  While it is made, what persists is in memory twice.
+    Threads may share it: calls run one after the other.  On Ctrl-C a step is either done or not begun: one that has begun goes on,
+    and the next call waits for it.  During construction, persistent values are in memory twice.
 
     Parameters
     ----------
     plan : SplitPlan
-        What `plan_devices` answered.
+        The result of `plan_devices`.
     seed : int
-        As of `CalcHeap.load`: a model of the same seed on one device has the same parameters, and keeps them.
+        As in `CalcHeap.load`: a model with the same seed on one device starts with the same parameters, and training keeps them equal.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class SplitModel(Uncopied):
 
     def __init__(self, plan: SplitPlan, seed: int = 0):
         self.plan = checks.one_of("SplitModel", plan, SplitPlan, "a plan (cv.plan_devices)")
-        # names, shapes and initial values are those of the model on one device; of its heap only what persists is touched
+        # the model on one device supplies names, shapes and initial values; only the persistent part of its heap is touched
         program = compile_graph(
             plan.graph, batch_size=plan.batch_size, dtype=plan.dtype, workers=1, accumulate=plan.accumulate
         )
@@ -129,7 +129,7 @@ class SplitModel(Uncopied):
         give_back(self._whole.slot.bytes)
 
     def _at(self, name: str) -> tuple[Part, Value]:
-        """The part that has a value, and the value in it."""
+        """The part that holds a value, and the value there."""
         i = self._value_of[name]
         d = self.plan.home.get(i, self._made.get(i, 0))
         part = self._parts[d]
@@ -138,11 +138,11 @@ class SplitModel(Uncopied):
         return part, own
 
     def step(self, *data: Any, path: str | None = None) -> float | None:
-        """One training step on a batch of at most ``batch_size`` samples; the loss (None: the path names none).
+        """One training step on a batch of at most ``batch_size`` samples; returns the loss (None: the path has none).
 
         Parameters
         ----------
-        data : arrays for the placeholders of the path that trains, in the order they were declared.
+        data : arrays for the placeholders of the path that trains, in the order of their declaration.
         """
         whole = self._whole
         path = whole.loaded.path(path)
@@ -158,7 +158,7 @@ class SplitModel(Uncopied):
         return undisturbed(step)
 
     def run(self, path: str, *data: Any) -> Any:
-        """Run a path's forward on a batch, and with data for its loss that too; its output."""
+        """Run a path's forward on a batch, and its loss if data for it are given; returns the output."""
         loaded = self._whole.loaded
         path = loaded.path(path)
         phases = FORWARD[:1] if len(data) == len(loaded.feeds(path, FORWARD[:1])) else FORWARD
@@ -173,7 +173,7 @@ class SplitModel(Uncopied):
         return undisturbed(run)
 
     def _checked(self, path: str, phases: tuple[str, ...], data: tuple[Any, ...]) -> tuple[dict[str, np.ndarray], int]:
-        """Data for placeholders by name, and their batch."""
+        """The arrays by placeholder, and their batch."""
         whole = self._whole
         names = whole.loaded.feeds(path, phases)
         if len(data) != len(names):
@@ -225,7 +225,7 @@ class SplitModel(Uncopied):
             return {name: self._value(name) for name in self._whole.program.info["parameters"]}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of all that persists: parameters, buffers, optimizer state, counters, by their names in the program."""
+        """Copies of all persistent values (parameters, buffers, optimizer state, counters), by their names in the program."""
         out = {}
         with self._turn:
             for symbol in self._whole.program.symbols:

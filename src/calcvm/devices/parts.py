@@ -1,4 +1,4 @@
-"""An assignment becomes a program for each device, and the order in which stretches of them run and values are copied."""
+"""From an assignment to one program per device, and a schedule of stretches of rows and copies of values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from calcvm.ops.exchange import RECEIVE, SEND
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.ops.types import CELLS, instance_of
-from calcvm.planner.devices import shared_values
 from calcvm.planner.lifetimes import effects
+from calcvm.planner.split.problem import shared_values
 from calcvm.record import record
 
 Section = tuple[str, str]  # path and phase
@@ -27,7 +27,7 @@ class Stretch:
 
 @record
 class Copy:
-    """A value of one device's program to that of another's."""
+    """A copy of a value from one device's program to a value of another's."""
 
     source: int
     value: Value
@@ -37,7 +37,7 @@ class Copy:
 
 @record
 class Parts:
-    """Statements of each device in their order, and by section what happens one after the other."""
+    """The program of each device, and per section the sequence of stretches and copies."""
 
     lowered: tuple[Lowered, ...]
     schedule: dict[Section, list[Stretch | Copy]]
@@ -48,13 +48,13 @@ class Parts:
 
 
 def parts_of(lowered: Sequence[Lowered], where: Sequence[int], home: dict[int, int], dtype: str) -> Parts:
-    """Parts of a program.
+    """Split a program into parts.
 
     Parameters
     ----------
-    lowered : the program as it is for each device.
+    lowered : the program as lowered for each device.
     where : the device of each statement.
-    home : of values that have a home, by their places, the device.
+    home : the device of each value with a home, by the value's index.
     """
     return _Splitter(lowered, where, home, dtype).run()
 
@@ -67,7 +67,7 @@ class _Splitter:
         self.versions = [Versions(each.values) for each in lowered]
         self.statements: list[list[Statement]] = [[] for _ in lowered]
         self.schedule: dict[Section, list[Stretch | Copy]] = {}
-        self.copied: dict[tuple[int, int], Value] = {}  # (place, device): what was copied there for all that follow
+        self.copied: dict[tuple[int, int], Value] = {}  # (index, device): the copy there, for all later readers
         self.written: dict[int, int] = {}  # the last statement that writes a value
         self.users: dict[int, set[int]] = {}
         for s, d in enumerate(where):
@@ -101,14 +101,14 @@ class _Splitter:
         return Parts(tuple(self.part(d) for d in range(len(self.lowered))), self.schedule)
 
     def part(self, d: int) -> Lowered:
-        """A device's program: values that its statements touch, or whose home it is."""
+        """A device's program, with the values that its statements touch, or whose home it is."""
         own = {v for st in self.statements[d] for v in st.operands.values() if v is not None}
         own |= {self.common[d][i] for i, home in self.home.items() if home == d}
         values = tuple(v for v in self.versions[d].values if v in own)
         return replace(self.lowered[d], statements=tuple(self.statements[d]), values=values)
 
     def emit(self, d: int, st: Statement, section: Section) -> None:
-        """Append a statement to a device's, and to what that runs."""
+        """Append a statement to a device's program and to the schedule."""
         row = len(self.statements[d])
         self.statements[d].append(st)
         events = self.schedule.setdefault(section, [])
@@ -118,7 +118,7 @@ class _Splitter:
             events.append(Stretch(d, row, row + 1))
 
     def copy(self, i: int, source: int, target: int, section: Section) -> Value:
-        """Copy a value, which is what it is on its home or where it was made; what it is there."""
+        """Copy value ``i`` from device ``source``; returns the copy on device ``target``."""
         v, other = self.common[source][i], self.common[target][i]
         there = self.versions[target].another(other, "copy", kind="activation", persistent=False, resident=False)
         self.emit(source, self.row(SEND, v, "x", section), section)

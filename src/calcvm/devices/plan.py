@@ -1,4 +1,4 @@
-"""Planning over several devices: who runs what, what it takes, and a plan of memory for each."""
+"""Planning over several devices: an assignment of statements, its cost, and a memory plan for each device."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from calcvm.lowering import lower
 from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
-from calcvm.planner.assignment import assign
-from calcvm.planner.devices import Assigned, Problem, Site, problem_of, shared_values
 from calcvm.planner.lifetimes import Machine
+from calcvm.planner.split.assignment import assign
+from calcvm.planner.split.problem import Assigned, AssignmentProblem, Site, problem_of, shared_values
 from calcvm.tables import duration, laid_out, preformatted
 from calcvm.vm.program.encoding import ITEMSIZE
 
-LATENCY, BANDWIDTH = 10e-6, 10e9  # of a copy, where nothing is said: seconds, bytes a second
-ATTEMPTS = 4  # assignments that are looked for where packing one takes more than was reckoned
+LATENCY, BANDWIDTH = 10e-6, 10e9  # of a copy, by default: seconds, bytes per second
+ATTEMPTS = 4  # assignments to search for if packing one needs more than predicted
 
 Link = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SplitPlan:
-    """Who runs what of a network on several devices.
+    """The assignment of a network to several devices.
 
-    processors : in their order.
-    where : of each statement of the whole program, the place of its processor.
-    seconds, joules : of a step, as reckoned from the costs of statements and copies.
-    alone : seconds of all on each one processor (None: it does not fit there).
-    lower_bound : seconds that no assignment takes less than (None: no solver was asked); ``proved``: none takes less.
-    copied_bytes : that a run of all paths copies from device to device at the planned batch.
-    plans : of each processor its part's plan (None: it has none).
-    solver : what was asked, for how long.
+    processors : the processors, in the given order.
+    where : the index of the processor of each statement of the whole program.
+    seconds, joules : of a step, predicted from the costs of statements and copies.
+    alone : per processor, the seconds of a step if it runs everything (None: it does not fit there).
+    lower_bound : lower bound of the seconds of any assignment (None: no solver ran); ``proved``: no assignment takes less.
+    copied_bytes : bytes copied between devices in a run of all paths at the planned batch.
+    plans : per processor, the plan of its part (None: it has none).
+    solver : the solver and its time.
     """
 
     graph: CalcGraph = field(repr=False)
@@ -70,7 +70,7 @@ class SplitPlan:
         return {p.name: 0 if plan is None else plan.heap_bytes for p, plan in zip(self.processors, self.plans)}
 
     def report(self) -> list[dict[str, Any]]:
-        """One dict a statement of the whole program: index, path, phase, row, label, processor."""
+        """One dict per statement of the whole program: index, path, phase, row, label, processor."""
         return [
             {
                 "index": s,
@@ -147,21 +147,21 @@ def plan_devices(
     joules: float | None = None,
     solver_seconds: float = 0.0,
 ) -> SplitPlan:
-    """Who of several devices runs what of a graph, so that a step is fast and each has memory enough.  Allocates nothing.
+    """Assign the statements of a graph to devices so that a step is fast and each part fits.  Allocates nothing.
 
-    Statements run one after the other, in one order, each on one device; what another one made is copied.
+    Statements run one after the other, in one order, each on one device; values from another device are copied.
 
     Parameters
     ----------
-    processors : at least one, with names of their own.
+    processors : at least one, with distinct names.
     batch_size : the largest batch.
-    copies : of pairs of names (from, to) the seconds that a copy takes to begin and its bytes a second (default: 10 us, 10 GB/s).
-    joules : most that a step may take, by the processors' watts.
-    solver_seconds : that a solver (extra ``solver``) may look on, beside the search, with a bound.
+    copies : for pairs of names (from, to), the latency of a copy in seconds and its bytes per second (default: 10 us, 10 GB/s).
+    joules : the maximum per step, by the processors' watts.
+    solver_seconds : time for a solver (extra ``solver``) after the search; it also gives a bound.
 
     Raises
     ------
-    PlanError : no assignment was found that fits, with what the nearest needs.
+    PlanError : no assignment was found that fits, with the bytes of the nearest one.
     UnsupportedOperator : a GPU has no kernel for a row.
 
     References
@@ -211,7 +211,7 @@ def plan_devices(
 def _sites(
     graph: CalcGraph, processors: Sequence[Processor], batch: int, dtype: str, accumulate: bool, measuring: ExitStack
 ) -> list[Site]:
-    """The program as it is for each processor."""
+    """The program as lowered for each processor."""
     sites = []
     for p in processors:
         gpu = p.device == "cuda"
@@ -227,7 +227,7 @@ def _sites(
 
 def _planned(
     sites: Sequence[Site],
-    problem: Problem,
+    problem: AssignmentProblem,
     clusters: Mapping[int, int],
     single: Sequence[Plan | None],
     batch: int,
@@ -236,7 +236,8 @@ def _planned(
 ) -> tuple[Assigned, Parts, tuple[Plan | None, ...]]:
     """The best assignment whose parts fit when they are planned.
 
-    First with work in place counted, which gives the bound; then, since it may be in vain where values are kept, without.
+    The first search counts in-place writes, and its bound is returned.  The second does not count them, since the planner
+    cannot overwrite values that are kept.
     """
     bound: float | None = None
     ways: list[tuple[Assigned, Parts, tuple[Plan | None, ...]]] = []
@@ -245,7 +246,7 @@ def _planned(
         for attempt in range(ATTEMPTS):
             found = assign(replace(counted, memory=tuple(memory)), solver_seconds)
             if counted is problem and not attempt:
-                bound = found.bound  # later ones are of less memory than there is
+                bound = found.bound  # later ones hold for less memory only
             found = replace(found, bound=bound)
             if found.excess:
                 break
@@ -257,7 +258,7 @@ def _planned(
                 allowed, most = memory[d], sites[d].memory
                 if plan is not None and most is not None and allowed is not None and plan.heap_bytes > most:
                     over = True
-                    memory[d] = allowed - (plan.heap_bytes - most)  # what packing adds is asked of the next
+                    memory[d] = allowed - (plan.heap_bytes - most)  # the next attempt has that much less
             if not over:
                 ways.append((found, parts if parts.copies else _unsplit(parts, plans), plans))
                 break
@@ -279,7 +280,7 @@ def _planned(
 def _parts_planned(
     sites: Sequence[Site], parts: Parts, single: Sequence[Plan | None], batch: int, dtype: str
 ) -> tuple[Plan | None, ...]:
-    """A plan of each device's part (None: it has none)."""
+    """The plan of each device's part (None: it has none)."""
     plans: list[Plan | None] = []
     for d, (site, part) in enumerate(zip(sites, parts.lowered)):
         whole = single[d] if not parts.copies else None
@@ -301,7 +302,7 @@ def _parts_planned(
 
 
 def _unsplit(parts: Parts, plans: Sequence[Plan | None]) -> Parts:
-    """Where one device runs all, sections are as they were planned."""
+    """The schedule if one device runs everything: the sections as planned."""
     d = next(d for d, plan in enumerate(plans) if plan is not None and plan.statements)
     plan = plans[d]
     assert plan is not None
@@ -310,7 +311,7 @@ def _unsplit(parts: Parts, plans: Sequence[Plan | None]) -> Parts:
 
 
 def _alone(site: Site, batch: int) -> Plan | None:
-    """The plan of all on one device; None where it does not fit."""
+    """The plan of the whole program on one device; None if it does not fit."""
     try:
         return planner.plan(
             site.lowered,
@@ -333,14 +334,14 @@ def _checked(processors: Any) -> list[Processor]:
     names = [p.name for p in found]
     for name in names:
         if names.count(name) > 1:
-            raise CalcError(f"processors: two are called {name!r}: give each a name of its own")
+            raise CalcError(f"processors: two are called {name!r}: give them distinct names")
     return found
 
 
 def _links(
     processors: Sequence[Processor], copies: Mapping[tuple[str, str], Link] | None
 ) -> Callable[[int, int, int], float]:
-    """Seconds of a copy of some bytes from a device to another."""
+    """A function to the seconds of a copy, from source, target and bytes."""
     names = [p.name for p in processors]
     known: dict[tuple[int, int], Link] = {}
     if copies is not None:
@@ -366,11 +367,9 @@ def _links(
 
 
 def _check_alike(lowered: Iterable[Lowered]) -> None:
-    """Statements and values of all devices correspond."""
+    """Check that the statements and values of all devices correspond."""
     forms = [
         ([st.spec.name for st in each.statements], [(v.name, v.kind) for v in shared_values(each)]) for each in lowered
     ]
     if any(form != forms[0] for form in forms):
-        raise CalcError(
-            "the network has other statements on one of the processors than on another: plan it for one alone"
-        )
+        raise CalcError("the network has different statements on different processors: plan it for one alone")

@@ -1,4 +1,4 @@
-"""What a device is for a plan of several: who runs its rows, its memory, and what they take there."""
+"""A device in a plan over several: its workers, its memory, and the costs of rows on it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from calcvm import checks, system
-from calcvm.compiler import Costing, check_costs
+from calcvm.compiler import measured
 from calcvm.errors import CalcError
 from calcvm.ops.statement import Lowered, Statement
-from calcvm.planner.cost import MOST, Table, seconds
+from calcvm.planner.costs.costing import Costing, check_costs
+from calcvm.planner.costs.reckoned import MOST, Table, seconds
 from calcvm.planner.lifetimes import Machine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
@@ -20,7 +21,7 @@ KINDS = ("cpu", "cuda")
 
 @contextmanager
 def on_cores(cores: tuple[int, ...] | None) -> Iterator[None]:
-    """The calling thread runs on these cores; threads of a team that it makes meanwhile stay there."""
+    """Keep the calling thread on these cores; team threads that it creates meanwhile stay there."""
     if cores is None:
         yield
         return
@@ -40,22 +41,22 @@ class Processor:
     name : str
     device : "cpu" or "cuda"
     workers : int
-        Its team: threads, or thread blocks.
+        The size of its team: threads, or thread blocks.
     cores : sequence of int, optional
-        Cores that its threads run on ("cpu"; default: wherever the process may).
+        Cores that its threads run on ("cpu"; default: all that the process may use).
     memory : int or str, optional
-        Most bytes of its heap (default: no limit).
+        Maximal bytes of its heap (default: no limit).
     speed : float
-        How many times as fast as one core its rows are reckoned to be.
+        Speed of its rows relative to one core, for reckoned costs.
     costs : "reckoned", "measured", mapping or callable
-        Seconds of rows, as of `cv.plan`: reckoned, measured on this machine by the processor's team, a mapping from names of
-        rows or labels to seconds (of those that are left out as reckoned), or a function of a statement's facts.
+        Seconds of rows, as in `cv.plan`: reckoned, measured on this machine by the processor's team, a mapping from names of
+        rows or labels to seconds (other rows are reckoned), or a function of a statement's facts.
     watts : float
-        That it takes while it runs.
+        Power while it runs.
 
     Raises
     ------
-    CalcError : a number is none, negative or not finite; a core is not there.
+    CalcError : a number is invalid, negative or not finite; a core does not exist.
     """
 
     def __init__(
@@ -95,19 +96,19 @@ class Processor:
         if not found:
             raise CalcError(f"processor {self.name!r}: cores is empty; leave it out for any")
         if len({*found}) < len(found):
-            raise CalcError(f"processor {self.name!r}: cores {found} has one twice")
+            raise CalcError(f"processor {self.name!r}: cores {found} has a duplicate")
         return tuple(found)
 
     @contextmanager
     def cost(
         self, lowered: Lowered, batch: int, machine: Machine, dtype: str
     ) -> Iterator[Callable[[Statement], float]]:
-        """Seconds of the program's statements, for a batch; what is measured is kept in the end."""
-        with Costing(self.costs, dtype, self.device, batch) as costing:
+        """A function to the seconds of the program's statements, for a batch; measurements are stored at the end."""
+        with Costing(self.costs, dtype, self.device, batch, measured) as costing:
             own = costing.of(lowered, self.workers) or (lambda st: seconds(st, batch, machine) / self.speed)
 
             def of(st: Statement) -> float:
-                with on_cores(self.cores):  # here, for other processors have theirs
+                with on_cores(self.cores):  # per call, since other processors have their own
                     return own(st)
 
             yield of

@@ -1,4 +1,4 @@
-"""The equation of a backward row, derived from that of the forward, over the same words."""
+"""The equation of a backward row, derived from the forward's equation, over the same words."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ from calcvm.errors import CalcError
 
 
 def backward_of(plain: Plain, outputs: Sequence[str], sets: Sequence[str], reads: Sequence[str]) -> tuple[str, str]:
-    """The text of a row that sets gradients, and what it declares.
+    """The text of a row that sets gradients, and its declarations.
 
     Parameters
     ----------
     plain : the forward.  outputs : its results.
-    sets : gradients, ``d`` and an input's name, and ``t_d`` and an output's, where the gradient of that is a scan of its own.
-    reads : all that it may read: gradients of outputs, inputs, and outputs.  What else it needs it computes anew.
+    sets : gradients: ``d`` and an input's name, or ``t_d`` and an output's name if that output's gradient is itself a scan.
+    reads : all values that it may read: gradients of outputs, inputs, and outputs.  It recomputes anything else.
 
     Raises
     ------
-    CalcError : it would read something else, or nothing of what is named.
+    CalcError : it would read something else, or does not read all of these.
     """
     of = _Derived(plain, outputs, [name[1:] for name in sets if name[0] == "d"])
     scans, equations = of.scans, [*of.anew(reads), *of.backward]
     if {*scans.values()} != {name for name in sets if name[0] == "t"}:
         wanted = " ".join((*scans.values(), *(name for name in sets if name[0] == "d")))
         raise CalcError(
-            f"{plain.name}: the gradient sets {', '.join(scans.values()) or 'no scan'} beside: write {wanted!r} for what "
-            f"the backward row sets\n    {show_equations(equations)}"
+            f"{plain.name}: the gradient also sets {', '.join(scans.values()) or 'no scan'}: write {wanted!r} as the "
+            f"results of the backward row\n    {show_equations(equations)}"
         )
     given = {name: of.known[name] for name in reads}
     read = {name for e in equations for name in values(e.value) if name in of.known} - {e.name for e in equations}
     for what, wrong in (("reads", read - {*reads}), ("does not read", {*reads} - read)):
         if wrong:
             raise CalcError(
-                f"{plain.name}: the gradient {', '.join(sets)} {what} {', '.join(sorted(wrong))}: say that it reads "
-                f"{', '.join(sorted(read))} (and results, not to compute them anew)\n    {show_equations(equations)}"
+                f"{plain.name}: the gradient {', '.join(sets)} {what} {', '.join(sorted(wrong))}: declare that it reads "
+                f"{', '.join(sorted(read))} (and results, instead of recomputing them)\n    {show_equations(equations)}"
             )
     equations = _ranged(equations, of.ranges(equations, given), plain)
     return show_equations(equations), _declared(equations, given)
 
 
 class _Derived:
-    """The gradient of a row's equations, in which names are a row's.
+    """The gradient of a row's equations, with the row's names.
 
-    forward, backward : equations, of which `anew` are those that are read and not given.
-    known : shapes of values that the row has: operands, and gradients of outputs.
-    scans : by what they are of, gradients that are scans and no inputs'.
+    forward, backward : equations; `anew` returns those of the forward that the backward reads but does not get.
+    known : shapes of the row's values: operands, and gradients of outputs.
+    scans : gradients that are scans and belong to no input, by the arrays that they are gradients of.
     """
 
     def __init__(self, plain: Plain, outputs: Sequence[str], wrt: Sequence[str]):
@@ -104,9 +104,9 @@ class _Derived:
 
 
 def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tuple[Stated, ...]:
-    """The backward rows of a row that is an equation: one for the gradient of each input, after those for what they share.
+    """The backward rows of a row that is an equation: first rows for shared values, then one for each input's gradient.
 
-    Sums and extrema that are no larger than an operand are temporaries ``t_...``, a row each: computed once, whatever reads them.
+    Sums and extrema no larger than an operand become temporaries ``t_...``, each computed once, in its own row.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
     inside = data_places(read_ranged(of.text, of.declares, of.plain.operands).equations, of.plain.axes)
     for name in called.values():
         parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
-        if parts[-1].value == ZERO:  # of what is only compared
+        if parts[-1].value == ZERO:  # an input that is only compared
             continue
         read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
         given = {v: known[v] for v in read}
@@ -148,7 +148,7 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
 
 
 def _apart(equations: Sequence[Equation], name: str) -> list[Equation]:
-    """A gradient that others read as a temporary, and itself as a copy of that."""
+    """If others read a gradient, compute it as a temporary, and the gradient as a copy of that."""
     if not any(name in values(e.value) for e in equations if e.name != name):
         return [*equations]
     out = []
@@ -163,7 +163,7 @@ def _apart(equations: Sequence[Equation], name: str) -> list[Equation]:
 def _is_shared(
     e: Equation, equations: Sequence[Equation], shapes: Mapping[str, tuple], known: Mapping[str, tuple]
 ) -> bool:
-    """Whether an equation is a reduction to be computed once: no larger than an operand, and not just a part of one equation's places."""
+    """Whether an equation is a reduction worth its own row: no larger than an operand, and read in more than one place."""
     own = Counter(shapes[e.name])
     if not isinstance(e.value, Reduction) or not any(own <= Counter(shape) for shape in known.values()):
         return False
@@ -181,7 +181,7 @@ def _array(node: Node) -> str:
 
 
 def _anew(forward: Sequence[Equation], backward: Sequence[Equation], given: Sequence[str]) -> list[Equation]:
-    """Equations of the forward whose results are read, and not given."""
+    """Equations of the forward whose results are read but not given."""
     wanted, out = {name for e in backward for name in values(e.value)} - {*given}, []
     for e in reversed(forward):
         if e.name in wanted:
@@ -203,7 +203,7 @@ def _renamed(equation: Equation, names: dict[str, str]) -> Equation:
 
 # ---------------------------------------------------------------- ranges
 def _ranged(equations: Sequence[Equation], found: Ranges, plain: Plain) -> list[Equation]:
-    """With the range of each index where it is met first, and sizes as words say them."""
+    """The equations with each index's range at its first occurrence, and sizes expressed by words."""
     extents = {name: _node(n) for name, n in found.extents.items()}
     by = {name.upper(): n for name, n in extents.items() if name.upper() not in plain.words}
     return said_once([replace(e, value=simplified(substituted(e.value, by))) for e in equations], extents)
@@ -214,7 +214,7 @@ def _node(n: Any) -> Node:
 
 
 def _declared(equations: Sequence[Equation], given: dict[str, tuple[Any, ...]]) -> str:
-    """The axes of what is read at other places than indexes that run as far."""
+    """Declarations of the axes of arrays that are read at other places than indexes of the same range."""
     extents = {i.name: i.extent for e in equations for i in bound(e) if i.extent is not None}
     elsewhere = {
         node.array: None

@@ -1,4 +1,4 @@
-"""What must hold of equations before any size is known: names, numbers of arguments and places, kinds of values."""
+"""Checks of equations before any size is known: names, numbers of arguments and places, kinds of values."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def check(
     Parameters
     ----------
     operands, parameters : names with their kinds: `NUMBER`, `INTEGER` or `CONDITION`.  Parameters have no places.
-    functions : names with how many numbers they take.
+    functions : names with their numbers of arguments.
 
     Raises
     ------
-    CalcError : a name is unknown, means two things, or is used as what it is not.
+    CalcError : a name is unknown, is ambiguous, or is used as the wrong kind.
     """
     check_places(equations, {})
     kinds = dict(operands)
@@ -57,13 +57,13 @@ def check(
 
 
 def check_places(equations: Collection[Equation], numbers: Mapping[str, int | float]) -> None:
-    """Refuse places and ranges of numbers so large that no integer holds what is made of them (CalcError).
+    """Reject places and ranges so large that integers computed from them would overflow (CalcError).
 
-    numbers : values of parameters that are known.
+    numbers : values of known parameters.
     """
 
     def reach(node: Node) -> int | float:
-        """How large it is where each index is 1."""
+        """Its magnitude if every index is 1."""
         if isinstance(node, Number):
             return abs(node.value)
         if not isinstance(node, Call):
@@ -104,7 +104,7 @@ class _Equation:
         return self.of(self.equation.value, frozenset(i.name for i in kept))
 
     def bind(self, indexes: tuple[Index, ...], around: frozenset[str]) -> None:
-        """Refuse indexes that mean two things."""
+        """Reject indexes whose name has two meanings."""
         seen = set(around)
         for index in indexes:
             if index.name in seen:
@@ -121,7 +121,7 @@ class _Equation:
                 self.whole(index.extent, frozenset(), "the extent of an index")
 
     def scan(self, own: list[Element], kept: list[str]) -> None:
-        """Refuse one that reads its own result at other places than before, or behind, along one index."""
+        """Reject a scan unless it reads its own result before, or after, along exactly one index."""
         moved = set()
         for node in own:
             for index, place in zip(kept, node.places):
@@ -220,7 +220,7 @@ class _Equation:
                 raise self.wrong(argument, f"{node.function!r} takes {wanted}, and this is {kind}: {remedy}")
 
     def whole(self, node: Node, known: frozenset[str], what: str) -> None:
-        """A place or an extent: of integers, and ``/`` of them."""
+        """A place or an extent must consist of integers, or of ``/`` of them."""
         if zero := next(
             (n for n in walk(node) if isinstance(n, Call) and n.function in DIVIDES and n.arguments[1] == ZERO), None
         ):

@@ -1,4 +1,4 @@
-"""What equations cost: operations, and elements of arrays that are read and written.  Of equal forms the cheapest is taken."""
+"""The cost of equations: operations, and array elements read and written.  It selects the cheapest of equal forms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from calcvm.equations.scope import Scope, typical
 from calcvm.equations.tree import Call, Element, Equation, Index, Name, Node, Reduction, names, parts
 from calcvm.record import record
 
-TOUCH = 4  # operations that take as long as an element that is read or written
+TOUCH = 4  # operations that take as long as reading or writing an element
 
 
 @record
 class Cost:
-    """operations : on numbers, not on places.  touched : elements that are read or written, each array once an equation.
+    """operations : on numbers, not on places.  touched : elements read or written; an equation counts each array once.
 
-    large : of how many arrays that have at least half as many elements as the largest, an equation each counted for itself.
+    large : how many arrays with at least half as many elements as the largest are touched, summed over equations.
     """
 
     operations: int
@@ -31,7 +31,7 @@ class Cost:
 
 
 def cost(equations: Sequence[Equation], found: Ranges) -> Cost:
-    """The cost of equations of known ranges.  Sizes of the batch count as of a typical one."""
+    """The cost of equations with known ranges.  Sizes that depend on the batch count as for a typical batch."""
     most = max([_volume(shape) for shape in found.shapes.values()], default=1)
     out = Cost(0, 0, 0)
     for equation in equations:
@@ -43,14 +43,14 @@ def cost(equations: Sequence[Equation], found: Ranges) -> Cost:
 
 
 def weight(equation: Equation, scope: Scope) -> int:
-    """One number for the cost of an opened equation.  Sums in sums count as arrays that are read: they are, later."""
+    """The cost of an opened equation as one number.  Nested sums count as arrays that are read, which they become."""
     operations, read = _counted(equation, scope.extents)
     written = scope.volume(i.name for i in equation.kept or ())
     return operations + TOUCH * (sum(read.values()) + written)
 
 
 def value_weight(value: Node, scope: Scope) -> int:
-    """That of an equation of this value for all its indexes."""
+    """The weight of an equation with this value for all its indexes."""
     return weight(Equation("", tuple(map(Index, scope.indexes(value))), value), scope)
 
 
@@ -62,7 +62,7 @@ def _volume(shape: Sizes) -> int:
 
 
 def _counted(equation: Equation, extents: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """Operations, and how many elements of each array are read."""
+    """Operations, and the number of elements read of each array."""
 
     def volume(indexes: Iterable[str]) -> int:
         out = 1
@@ -78,9 +78,9 @@ def _counted(equation: Equation, extents: Mapping[str, Any]) -> tuple[int, dict[
 
 
 def operations(equation: Equation) -> tuple[Counter[frozenset[str]], list[tuple[str, frozenset[str]]]]:
-    """How many operations an equation does for each place of which names, and arrays with names that their places have.
+    """Counts of operations by the names that they depend on, and the arrays read, with the names in their places.
 
-    What depends on few indexes is computed once for the others.  Names are of indexes, and of whatever else it reads.
+    A part that depends on few indexes is computed once for all the others.  Names are indexes and everything else it reads.
     """
     done: set[Node] = set()
     read: list[tuple[str, frozenset[str]]] = []

@@ -1,4 +1,4 @@
-"""What declares an operator by its equation alone: its rows, of which the backward ones are derived when they are first read."""
+"""Operators declared by their equation alone; the backward rows are derived when they are first read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Declared:
     """An operator whose rows follow from its equation.
 
-    text : of the forward, over its words, every index with its range.
-    sizes, integers, reals : names of its words; an extent is over sizes.
+    text : the forward's equation, over its words, every index with its range.
+    sizes, integers, reals : names of its words; an extent is an expression of sizes.
     inputs, outputs : in the row's order, inputs first.
-    gradients : for each backward row what it sets, and the values that it reads.
-    types, declares : as of `Plain`.
+    gradients : the values that each backward row sets, and those that it reads.
+    types, declares : as in `Plain`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Declared:
 
 @record
 class Row:
-    """One of its rows: operands that it reads come before those that it sets."""
+    """One of its rows: the operands that it reads come before those that it sets."""
 
     of: Declared
     name: str
@@ -106,10 +106,10 @@ def declare(
     declares: str = "",
     backward: Mapping[str, str] | None = None,
 ) -> Declared:
-    """An operator by the equation of its forward; names are separated by spaces.
+    """An operator declared by the equation of its forward; names are separated by spaces.
 
-    backward : ``{"dx": "dy y"}``, a row that sets dx reads dy and y, and nothing else; ``{"dx dw": "dy x w"}`` sets both.  Where
-        the gradient of a scan is another scan, the row sets this too: ``{"t_dy dx": "dy x y"}``.  Inputs that are not named
+    backward : ``{"dx": "dy y"}``: a row that sets dx reads dy and y, and nothing else; ``{"dx dw": "dy x w"}`` sets both.  If the
+        gradient of a scan is another scan, the row sets it too: ``{"t_dy dx": "dy x y"}``.  Inputs that are not named
         have no gradient.
     """
     by = {tuple(sets.split()): tuple(reads.split()) for sets, reads in (backward or {}).items()}
@@ -119,6 +119,6 @@ def declare(
 
 
 def declared_rows() -> Iterator[Row]:
-    """Those of all that is declared."""
+    """The rows of all declared operators."""
     for declared in DECLARED.values():
         yield from (declared.forward, *declared.backward)

@@ -1,6 +1,6 @@
-"""Operators that are declared by their equations alone: `calcvm.ops.declared` makes operators of them, kernels_*/ kernels.
+"""Operators declared by their equations alone; `calcvm.ops.declared` makes operators of them, and kernels_*/ their kernels.
 
-Most see their input as (O, N, I), the axes that they are over in the middle; workers share O.
+Most see their input as (O, N, I), with the axes that they work on in the middle; workers share O.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["DECLARED", "declared_rows"]
 declare("logsumexp", "y[o<O,i<I] = logsumexp[n<N] x[o,n,i]", "O N I", backward={"dx": "dy x y"})
 VARIANCE = "[o<O,i<I] = N*(var[n<N] x[o,n,i])/max(N - correction, 0)"
 declare("var", f"y{VARIANCE}", "O N I", integers="correction", backward={"dx": "dy x"})
-declare(  # where nothing varies the deviation has no slope: 0, as in PyTorch
+declare(  # the slope of the deviation is 0 if nothing varies, as in PyTorch
     "std",
     f"v{VARIANCE}; y[o,i] = where(v[o,i] == 0, 0, sqrt(v[o,i]))",
     "O N I",
@@ -21,7 +21,7 @@ declare(  # where nothing varies the deviation has no slope: 0, as in PyTorch
 )
 declare("cumsum", "y[o<O,n<N,i<I] = y[o, n - 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})
 declare("reverse_cumsum", "y[o<O,n<N,i<I] = y[o, n + 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})
-declare(  # the first is itself: beside a -inf before it, a -inf would have half a slope
+declare(  # the first element is copied: joined with a -inf before it, a -inf would get half a slope
     "logcumsumexp",
     "y[o<O,n<N,i<I] = where(n == 0, x[o,n,i], logaddexp(y[o, n - 1, i], x[o,n,i]))",
     "O N I",

@@ -1,4 +1,4 @@
-"""Places solved for an index: where ``j`` is ``o*s - p + t``, ``o`` is ``(j + p - t)/s``."""
+"""Places solved for an index: if ``j`` is ``o*s - p + t``, then ``o`` is ``(j + p - t)/s``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from calcvm.equations.simplify import factors, finite, zero_where
 from calcvm.equations.text import show
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Name, Node, Number, call, names, parts, with_parts
 
-Fraction = tuple[Terms, Terms]  # above and below the line
+Fraction = tuple[Terms, Terms]  # numerator and denominator
 WHOLE: Terms = {(): 1}
 Atoms = dict[str, Node]
 
 
 # ---------------------------------------------------------------- fractions
 def fraction(node: Node, atoms: Atoms) -> Fraction:
-    """A place as a fraction of sums of products of names; what is none of these, such as data, becomes an atom, ``@..``."""
+    """A place as a fraction of sums of products of names; any other part, such as data, becomes an atom, ``@..``."""
     if isinstance(node, Call) and node.function in ("+", "-", "*", "/", "neg"):
         (a, b), *rest = [fraction(argument, atoms) for argument in node.arguments]
         if node.function == "neg":
@@ -57,7 +57,7 @@ def _scaled(a: Terms, by: int) -> Terms:
 
 
 def _lowest(above: Terms, below: Terms) -> Fraction:
-    """Without a common factor: that changes neither the number nor whether it is whole."""
+    """The fraction reduced by a common factor; this changes neither its value nor whether it is an integer."""
     if below == WHOLE or len(below) != 1:
         return above, below
     ((key, n),) = below.items()
@@ -88,7 +88,7 @@ def _back(node: Node, atoms: Atoms) -> Node:
 
 
 def settled(node: Node, index: str, value: Node) -> Node:
-    """The node with a value in place of an index.  Places stay places: a quotient in them is exact, or beyond the ends."""
+    """The node with a value in place of an index.  In places, quotients stay quotients: inexact ones are beyond the ends."""
     if isinstance(node, Name):
         return _floored(value) if node.name == index else node
     if isinstance(node, Element):
@@ -110,7 +110,7 @@ def _settled_place(node: Node, index: str, value: Node) -> Node:
 
 
 def _put(node: Node, index: str, value: Node) -> Node:
-    """As `settled`, but quotients stay exact in sums and products."""
+    """As `settled`, but quotients stay quotients in sums and products."""
     if isinstance(node, Name):
         return value if node.name == index else node
     if isinstance(node, Call) and node.function in ("+", "-", "*", "/", "neg"):
@@ -122,9 +122,9 @@ def _put(node: Node, index: str, value: Node) -> Node:
 def solved(
     scope: Scope, free: list[str], equal: list[tuple[Node, Node]], value: Node
 ) -> tuple[list[str], Node, list[Node]]:
-    """The sum of a value over ``free`` indexes where places are equal: which of them are left, the value, and conditions.
+    """The sum of a value over ``free`` indexes where places are equal: the indexes left, the value, and the conditions.
 
-    Each pair is solved for its index with the largest range.  A condition is left out where the value is 0 without it.
+    Each pair is solved for its index with the largest range.  A condition is dropped if the value is 0 anyway where it fails.
     """
     free, todo = list(free), sorted(equal, key=lambda pair: not isinstance(pair[1], Name))
     guards: list[Node] = []
@@ -153,7 +153,7 @@ def solved(
 
 
 def _best(scope: Scope, free: list[str], above: Terms, atoms: Atoms) -> tuple[Node, str] | None:
-    """(its value, the index) that a sum which is 0 is solved for."""
+    """(value, index): the solution of ``above = 0`` for the best index."""
     hidden = {name for key in above for k in key if k in atoms for name in names(atoms[k])}
     found = []
     if not all(scope.whole(atoms.get(name, Name(name))) for key in above for name in key):
@@ -185,7 +185,7 @@ def _equality(a: Node, b: Node) -> Node:
 
 
 def _says_so(scope: Scope, value: Node, at: Node, n: Any) -> bool:
-    """Whether the value is 0 where the place is beyond 0 to n - 1: an element is, and all else that it is times is finite."""
+    """Whether the value is 0 if the place is outside 0 to n - 1: one factor is an element there, and the others are finite."""
     while (found := zero_where(value)) is not None:
         value = found[1]
     _, above, below = factors(value)
@@ -205,7 +205,7 @@ def _at_most(a: Any, b: Any) -> bool:
 
 
 def _within(scope: Scope, at: Node, index: str) -> list[Node]:
-    """Conditions that a place is whole, and from 0 to the extent of the index, but for those that always hold."""
+    """Conditions that a place is an integer from 0 to below the index's extent, without those that always hold."""
     atoms: Atoms = {}
     above, below = fraction(at, atoms)
     most, _ = fraction(call("*", extent(index), of_terms(below)), {})
@@ -222,7 +222,7 @@ def _within(scope: Scope, at: Node, index: str) -> list[Node]:
 
 
 def _never_negative(scope: Scope, found: Terms) -> bool:
-    """Whether a sum of indexes and sizes is at least 0 wherever the indexes are."""
+    """Whether a sum of indexes and sizes is at least 0 for all values of the indexes."""
     least: Any = 0
     for key, x in found.items():
         own = [name for name in key if name in scope.extents]
@@ -242,7 +242,7 @@ def _never_negative(scope: Scope, found: Terms) -> bool:
 
 
 def _sign(n: Any) -> int | None:
-    """Of a size for every batch from 1 up, or None: it depends on the batch."""
+    """The sign of a size for every batch from 1 up; None if it depends on the batch."""
     if isinstance(n, int):
         return (n > 0) - (n < 0)
     low, slope = n.at(1), n.a

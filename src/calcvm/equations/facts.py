@@ -1,4 +1,4 @@
-"""What a row says of itself in the table, from its equation: extents, shares, operations, what may be in place."""
+"""Facts for a row's entry in the table, derived from its equation: extents, shares, operations, what may be in place."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from calcvm.errors import CalcError
 
 
 def check(plain: Plain) -> None:
-    """Refuse an equation of which a worker cannot compute its share alone, between no others' (CalcError)."""
+    """Reject an equation that would make each worker compute more than its own share (CalcError)."""
     shared = plain.shared
     for stage in plain.stages:
         reads = [n.array for n in walk(stage.value) if isinstance(n, Element)]
         if shared and shared.name not in {i.name for i in stage.kept} and reads:
             over = f"{stage.how} over {', '.join(i.name for i in stage.over)} of {', '.join(dict.fromkeys(reads))}"
             raise CalcError(
-                f"row {plain.name!r}: workers share {shared.name}, and each would compute the {over} for itself: make it an "
-                "operator of its own, whose result this one reads"
+                f"row {plain.name!r}: workers share {shared.name}, and each would compute the whole {over}: make it a "
+                "separate operator, whose result this one reads"
             )
 
 
 def elems(plain: Plain, name: str) -> str:
-    """How many elements an operand has."""
+    """The number of elements of an operand."""
     return _product(plain.axes[name])
 
 
@@ -37,7 +37,7 @@ def _product(extents: Sequence[Node]) -> str:
 
 
 def _read(plain: Plain) -> Iterator[tuple[Stage, Element]]:
-    """What stages read, but for what a reduction of a stage has made."""
+    """The operands' elements that stages read, directly or in a reduction."""
     for stage in plain.stages:
         for node in walk(stage.value):
             if isinstance(node, Element) and node.array in plain.axes:
@@ -45,9 +45,9 @@ def _read(plain: Plain) -> Iterator[tuple[Stage, Element]]:
 
 
 def part(plain: Plain, name: str) -> str:
-    """Units of an operand that workers share: those of the index that all results begin with, where it is read at that alone.
+    """The units of an operand that workers share: those of the results' common first index, if the operand is read only there.
 
-    Worker 0 alone makes numbers, and scans along that index.
+    Numbers, and scans along that index, belong to worker 0 alone.
     """
     shared, axes = plain.shared, plain.axes[name]
     if shared is None or any(s.result and s.scan and s.scan[0] == shared.name for s in plain.stages):
@@ -59,7 +59,7 @@ def part(plain: Plain, name: str) -> str:
 
 
 def below(plain: Plain, name: str) -> str:
-    """The size that an index is below, where it is a place and nothing is said for those beyond."""
+    """The bound of an index that serves as a place, if the element has no value beyond the ends."""
     found = {
         show(extent)
         for _, node in _read(plain)
@@ -70,13 +70,13 @@ def below(plain: Plain, name: str) -> str:
 
 
 def in_place(plain: Plain, reads: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs of a result and an operand of its axes, each element of which is read for no other element, and no more afterwards."""
+    """(result, operand) pairs that may share memory: each operand element is read only for its own result element, not later."""
     pairs = ((s, name) for s in plain.stages if s.result and not s.how and not _adds_up(plain, s) for name in reads)
     return tuple((s.name, name) for s, name in pairs if _may_be(plain, s, name))
 
 
 def _adds_up(plain: Plain, result: Stage) -> bool:
-    """Whether a kernel may add up in the result's place a sum that it is made of."""
+    """Whether a kernel may accumulate a sum that the result contains in the result's memory."""
     kept, read = {i.name for i in result.kept}, {n.array for n in walk(result.value) if isinstance(n, Element)}
     sums = [s for s in plain.stages if s.how == "sum" and s.name in read and {i.name for i in s.kept} == kept]
     return any(scatter_of(s.kept, s.over, s.value, plain.axes) for s in sums)
@@ -90,7 +90,7 @@ def _may_be(plain: Plain, of: Stage, name: str) -> bool:
         places = [n.places for n in walk(stage.value) if isinstance(n, Element) and n.array == name]
         if stage is of:
             same, before = same and all(p == own for p in places), False
-        elif places and before:  # it is whole before the first element is set that lies in what it has read
+        elif places and before:  # it is complete before any element of the part it has read is set
             around = len(stage.kept)
             same = same and not stage.result and of.kept[:around] == stage.kept and around < len(own)
             same = same and all(p[:around] == own[:around] for p in places)
@@ -100,7 +100,7 @@ def _may_be(plain: Plain, of: Stage, name: str) -> bool:
 
 
 def flops(plain: Plain) -> str:
-    """Operations of the stages that run over most."""
+    """The operations of the stages with the most elements."""
     order = {word: k for k, word in enumerate(plain.words)}
     found: Counter[tuple[str, ...]] = Counter()
     for s in plain.stages:

@@ -1,4 +1,4 @@
-"""Gradients of equations, as equations: the reverse of each, and sums where an element is read at several places."""
+"""Gradients of equations, as equations: each equation reversed, with sums over all places where an element is read."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ TWO = Number(2)
 class Gradient:
     """Equations of a gradient.
 
-    forward : those that it is of, with an equation for each reduction: the backward reads some of their results.
-    backward : the gradient, from ``seeds`` and results of ``forward``.
-    of, seeds : names of gradients, by what they are of; those of results are given.
-    sizes : parameters that the backward needs beside those of the forward: sizes of the batch that it reads no axis of.
+    forward : the equations that were derived, with each reduction as a separate equation; the backward reads some of their results.
+    backward : the gradient, computed from ``seeds`` and results of ``forward``.
+    of, seeds : names of gradients, by the arrays that they belong to; those of results are given.
+    sizes : further parameters of the backward: sizes of the batch, if it reads no array with that axis.
     """
 
     forward: tuple[Equation, ...]
@@ -71,7 +71,7 @@ class Gradient:
 
     @property
     def equations(self) -> tuple[Equation, ...]:
-        """The backward, and all that it needs of the forward."""
+        """The backward, preceded by the equations of the forward that it needs."""
         return (*needed(self.forward, {a for e in self.backward for a in values(e.value)}), *self.backward)
 
 
@@ -82,16 +82,16 @@ def gradient(
     found: Ranges,
     integers: Collection[str] = (),
 ) -> Gradient:
-    """Equations of the gradient with respect to arrays ``wrt`` of the sum of results ``outs``, each times its seed.
+    """Equations of the gradient, with respect to arrays ``wrt``, of the sum of results ``outs``, each times its seed.
 
     Parameters
     ----------
-    equations : that have been checked; ``found`` are their ranges.
-    integers : operands of integers.  Those that are read in places are known to be.
+    equations : checked equations; ``found`` are their ranges.
+    integers : operands of integers.  Operands read in places need not be listed.
 
     Raises
     ------
-    CalcError : a name is none of an array; an equation has no derivative, or sets what another has set or read.
+    CalcError : a name is not an array; an equation has no derivative, or sets an array that an earlier one sets or reads.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def gradient(
 
 
 def needed(equations: Sequence[Equation], wanted: Iterable[str]) -> list[Equation]:
-    """Those of the equations that the wanted results need, in their order."""
+    """The equations that the wanted results need, in their order."""
     names, out = {*wanted}, []
     for equation in reversed(equations):
         if equation.name in names:
@@ -121,12 +121,14 @@ def needed(equations: Sequence[Equation], wanted: Iterable[str]) -> list[Equatio
 
 
 def _updates(equation: Equation) -> bool:
-    """Whether it reads what its result was before."""
+    """Whether it reads the old value of its result."""
     kept = tuple(Name(i.name) for i in equation.kept or ())
     return Name(equation.name) in walk(equation.value) or any(e.places == kept for e in own_elements(equation))
 
 
-Contribution = tuple[tuple[Node, ...], Node, tuple[str, ...]]  # at these places this value, for all of these indexes
+Contribution = tuple[
+    tuple[Node, ...], Node, tuple[str, ...]
+]  # places, the value added there, and the indexes over which it is added
 
 
 class _Reverse:
@@ -146,9 +148,7 @@ class _Reverse:
             if any(equation.name == e.name or equation.name in values(e.value) for e in equations[:k]) or _updates(
                 equation
             ):
-                raise refused(
-                    equation, f"{equation.name} is there before: a gradient needs another name for the result"
-                )
+                raise refused(equation, f"{equation.name} is used before: a gradient needs another name for the result")
             self.forward(self.scope.opened(equation))
         self.forwards = self.shared.equations
         self.shared.equations, self.shared.derives = [], True
@@ -179,7 +179,7 @@ class _Reverse:
         return Gradient(tuple(forward), tuple(shown), of, self.seeds, sizes)
 
     def reached(self) -> set[str]:
-        """Arrays that depend on what the gradient is with respect to."""
+        """Arrays that depend on those in ``wrt``."""
         out = {*self.wrt}
         for equation in self.forwards:
             if out & {*arrays(equation.value)}:
@@ -187,14 +187,14 @@ class _Reverse:
         return out
 
     def equation(self, equation: Equation, made: dict[str, str]) -> None:
-        """The gradient of what an equation sets, and of what it reads."""
+        """The gradients of an equation's result and of the arrays that it reads."""
         name = equation.name
         if name not in self.needs or (name not in self.outs and name not in self.parts):
             return
         kept = tuple(i.name for i in equation.kept or ())
         own = tuple(map(Name, kept))
         self.current, self.at = equation, Element(name, own)
-        if own_elements(equation):  # its gradient is among what it is made of
+        if own_elements(equation):  # a scan: its gradient reads itself
             made[name] = self.scope.array(f"d{name}", self.scope.shapes[name])
             self.back(equation.value, Element(made[name], own), kept)
             value, axes = self.summed(name)
@@ -213,7 +213,7 @@ class _Reverse:
         self.back(equation.value, seed, kept)
 
     def adjoint(self, name: str, found: tuple[Node, tuple[Index, ...]]) -> str:
-        """An equation of the gradient of an array, and its name."""
+        """Add an equation of an array's gradient; returns the gradient's name."""
         value, axes = found
         made = self.scope.array(f"d{name}", self.scope.shapes[name])
         self.shared.add(Equation(made, axes, value))
@@ -221,7 +221,7 @@ class _Reverse:
 
     # ------------------------------------------------------------ one equation
     def back(self, node: Node, seed: Node, free: tuple[str, ...]) -> None:
-        """What each element that the node reads gets, where the node gets ``seed``."""
+        """Record the contribution to each element that the node reads, if the node's gradient is ``seed``."""
         if seed == ZERO or not self.needs & {*arrays(node)}:
             return
         if isinstance(node, Element):
@@ -239,7 +239,7 @@ class _Reverse:
         return guarded(simplified(node))
 
     def derivatives(self, node: Call, value: Node) -> tuple[Node, ...]:
-        """By each argument, of a function that has this value."""
+        """The derivatives of a function with this value, by its arguments."""
         function, a = node.function, node.arguments
         match function:
             case "+":
@@ -261,7 +261,7 @@ class _Reverse:
             case "max" | "min":
                 first = call(">=" if function == "max" else "<=", *a)
                 return call("where", first, ONE, ZERO), call("where", first, ZERO, ONE)
-            case "logaddexp":  # of two that are infinite alike the difference is none
+            case "logaddexp":  # equal infinities have no difference
                 alike = call("and", call("==", *a), call("==", call("abs", a[0]), Number(float("inf"))))
                 ways = call("-", *a), call("-", *a[::-1])
                 return tuple(call("where", alike, Number(0.5), call("sigmoid", off)) for off in ways)
@@ -308,12 +308,12 @@ class _Reverse:
         self.back(body, self.simple(call("*", seed, times)), inner)
 
     def anew(self, node: Reduction) -> Node:
-        """The reduction over indexes of its own."""
+        """The reduction over fresh indexes."""
         return substituted(node, {i.name: Name(self.scope.again(i.name)) for i in node.indexes})
 
     # ------------------------------------------------------------ sums
     def summed(self, name: str) -> tuple[Node, tuple[Index, ...]]:
-        """The gradient of an array: what is given, and what each element that was read of it gets."""
+        """The gradient of an array: its seed, plus the contributions to its elements."""
         found = self.parts.pop(name, [])
         axes = self.axes(name, found)
         own = tuple(map(Name, axes))
@@ -325,7 +325,7 @@ class _Reverse:
         return value, tuple(map(Index, axes))
 
     def axes(self, name: str, found: list[Contribution]) -> list[str]:
-        """Indexes of its axes, named as where it was read."""
+        """New indexes for its axes, named as in the places where it is read."""
         shape = self.scope.shapes[name]
         out: list[str] = []
         for k, n in enumerate(shape):
@@ -339,7 +339,7 @@ class _Reverse:
         return out
 
     def one(self, own: tuple[Name, ...], places: tuple[Node, ...], seed: Node, free: tuple[str, ...]) -> Node:
-        """The sum over ``free`` of the seed where the places are the array's ``own``, its sums as equations."""
+        """The sum over ``free`` of the seed where the places equal the array's ``own``; its sums become equations."""
         left, value, guards = solved(self.scope, list(free), list(zip(own, places)), seed)
         value = reused(self.simple(where(guards, value)), self.patterns(self.shared.equations), self.scope)
         if left:
@@ -351,7 +351,7 @@ class _Reverse:
         return [e for e in (*self.forwards, *before) if pointwise(e)]
 
     def shorter(self, value: Node) -> Node:
-        """The value, with what small equations of the backward compute in their places where it is cheaper so."""
+        """The value, with small equations of the backward inlined if that is cheaper."""
         if isinstance(value, Reduction):
             return value
         value = self.shared.lifted(value)
@@ -361,7 +361,7 @@ class _Reverse:
 
     # ------------------------------------------------------------ the whole
     def finished(self, equations: Sequence[Equation], wanted: list[str]) -> list[Equation]:
-        """What is wanted, what is read once in its place, in the form that is cheapest."""
+        """The needed equations in their cheapest forms, with those that are read once inlined."""
         equations = needed(equations, wanted)
         out: list[Equation] = []
         single: dict[str, Equation] = {}
@@ -388,7 +388,7 @@ class _Reverse:
         return min(forms, key=lambda value: value_weight(value, self.scope))
 
     def renamed(self, equations: list[Equation], of: dict[str, str]) -> tuple[list[Equation], dict[str, str]]:
-        """Gradients that are copies of another array of the backward are that array."""
+        """Merge gradients that only copy another array of the backward with that array."""
         for made in of.values():
             by = {e.name: e for e in equations}
             value = by[made].value
@@ -416,7 +416,7 @@ def _with_array(equation: Equation, old: str, new: str) -> Equation:
 
 
 def inlined(node: Node, by: dict[str, Equation], scope: Scope) -> Node:
-    """Elements of these equations as what they are, but in sums, and where an element may lie beyond the ends."""
+    """The node with elements of these equations replaced by their values, except in sums and where a place may be outside."""
     if isinstance(node, Reduction):
         return node
     if isinstance(node, Element) and node.array in by:

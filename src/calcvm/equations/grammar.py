@@ -1,4 +1,4 @@
-"""Texts of equations become trees.
+"""The parser: texts of equations become trees.
 
 ```
 program    = equation {";" equation}
@@ -44,17 +44,17 @@ WORDS = ("and", "or", "not", "inf", "where")
 SIGNS = set("<=|>=|==|!=|+=|-=|*=|//".split("|")) | set("+-*/%^()[],;<>=|")
 PRODUCT = ("*", "/", "//", "%")
 MOST_LEVELS, MOST_TERMS = 40, 100
-MOST_DIGITS, MOST_SHOWN = 309, 1000  # of a number; of a line in an error
+MOST_DIGITS, MOST_SHOWN = 309, 1000  # digits of a number; characters of a line shown in an error
 ASSIGNMENTS = {"=": "", "+=": "+", "-=": "-", "*=": "*"}
 
 
 def wrong(text: str, at: int, what: str, error: type[CalcError] = CalcError) -> CalcError:
-    """An error with a caret under the place of the text that is wrong."""
+    """An error with a caret below the wrong place in the text."""
     if at < 0 or not text:
         return error(f"{what}, in the equation {text!r}" if text else what)
     start = text.rfind("\n", 0, at) + 1
     line = text[start:].split("\n", 1)[0]
-    if len(line) > MOST_SHOWN:  # the part around the place
+    if len(line) > MOST_SHOWN:  # only the part around the place
         start += (skipped := max(0, at - start - MOST_SHOWN // 2))
         line = line[skipped : skipped + MOST_SHOWN]
     return error(f"{what}\n    {line}\n    {' ' * (at - start)}^")
@@ -63,11 +63,11 @@ def wrong(text: str, at: int, what: str, error: type[CalcError] = CalcError) -> 
 def read(text: str, arrays: Collection[str] = ()) -> tuple[Equation, ...]:
     """The equations of a text, which are separated by ";".
 
-    arrays : names of operands.  One that is called as a reduction, such as ``mean``, hides it, as a result does.
+    arrays : names of operands.  An operand named like a reduction, such as ``mean``, hides it; so does a result.
 
     Raises
     ------
-    CalcError : it is none; a caret shows where, and the message what is wanted there.
+    CalcError : a syntax error; the message says what is expected, with a caret at the place.
     """
     if not isinstance(text, str):
         raise CalcError(f"an equation is a text, such as 'y[b,o] = sum[i] x[b,i]*w[i,o]', not {type(text).__name__}")
@@ -75,7 +75,7 @@ def read(text: str, arrays: Collection[str] = ()) -> tuple[Equation, ...]:
 
 
 def read_declarations(text: str, arrays: Collection[str] = ()) -> tuple[Equation, ...]:
-    """Statements without values, ``x[n,i<I,c]``, which say the axes of arrays; or with a number, what one counts as where it is left out."""
+    """Declarations of arrays' axes, ``x[n,i<I,c]``, optionally with a number, the array's value if it is left out."""
     return _Reader(text, arrays).program(declared=True) if text else ()
 
 
@@ -84,7 +84,7 @@ class _Reader:
         self.text, self.arrays = text, {*arrays}
         self.tokens = [(m.lastgroup, m.group(), m.start()) for m in TOKEN.finditer(text)]
         self.place = 0
-        self.depth = 0  # of operands in one another, which is bounded: so is the depth of the tree
+        self.depth = 0  # of nested operands; it is bounded, and so is the depth of the tree
 
     # ------------------------------------------------------------ tokens
     @property
@@ -104,7 +104,7 @@ class _Reader:
         return self.wrong(f"{what} is wanted here, not {self.next!r}" if self.next else f"{what} is wanted at the end")
 
     def has(self, *signs: str) -> str:
-        """The next token, taken, if it is one of these."""
+        """The next token, consumed, if it is one of these; else ""."""
         found = self.next
         if found not in signs or not found:
             return ""
@@ -125,7 +125,7 @@ class _Reader:
         return found
 
     def several(self, one: Callable[[], Node | Index], end: str) -> tuple:
-        """One or more, separated by commas, up to what ends them."""
+        """One or more items, separated by commas, up to the token ``end``."""
         found = [one()]
         while self.has(","):
             found.append(one())
@@ -169,28 +169,26 @@ class _Reader:
         name = self.name("an index")
         if not name[0].islower():
             raise self.wrong(
-                f"an index is written small: its capital is its extent, as {name.upper()!r} of {name.lower()!r}", at
+                f"an index is lowercase: its capital is its extent, as {name.upper()!r} of {name.lower()!r}", at
             )
         return Index(name, self.sum() if self.has("<") else None, at)
 
     def deeper(self) -> None:
         self.depth += 1
         if self.depth > MOST_LEVELS:
-            raise self.wrong(
-                f"more than {MOST_LEVELS} levels in one another: give a part a name, and an equation of its own"
-            )
+            raise self.wrong(f"more than {MOST_LEVELS} nested levels: name a part of it in a separate equation")
 
     def value(self) -> Node:
         return self.chain(("or",), lambda: self.chain(("and",), self.truth))
 
     def chain(self, signs: tuple[str, ...], operand: Callable[[], Node]) -> Node:
-        """Operators of one level, from the left."""
+        """A left-associative chain of operators of one level."""
         node, n = operand(), 0
         while sign := self.has(*signs):
             at, n = self.tokens[self.place - 1][2], n + 1
             if n > MOST_TERMS:
                 raise self.wrong(
-                    f"more than {MOST_TERMS} {signs[0]} in a row: give a part a name, and an equation of its own"
+                    f"more than {MOST_TERMS} {signs[0]} in a row: name a part of it in a separate equation"
                 )
             node = Call(sign, (node, operand()), at)
         return node
@@ -243,7 +241,7 @@ class _Reader:
                 raise self.wrong(f"an operator is wanted between {token} and {self.next}, such as {token}*{self.next}")
             if len(token) > MOST_DIGITS:
                 raise self.wrong(f"a number of {len(token)} characters: {MOST_DIGITS} are the most", at)
-            whole = token.isdigit() and int(token) < 2**63  # larger ones are no integers of a machine
+            whole = token.isdigit() and int(token) < 2**63  # larger numbers are no 64-bit integers
             return Number(int(token) if whole else float(token), at)
         if self.has("inf"):
             return Number(math.inf, at)
@@ -288,7 +286,7 @@ class _Reader:
 
     def element(self, array: str, at: int) -> Node:
         if self.next == "]":
-            raise self.wrong(f"what has no axes is read without brackets: {array}")
+            raise self.wrong(f"an array without axes is read without brackets: {array}")
         places = [self.sum()]
         while self.has(","):
             places.append(self.sum())
@@ -297,7 +295,7 @@ class _Reader:
             start = self.at
             value = self.factor()
             if not isinstance(value, Number):
-                raise self.wrong(f"what {array} is beyond its ends is a number, such as 0 or -inf", start)
+                raise self.wrong(f"the value of {array} beyond its ends is a number, such as 0 or -inf", start)
             beyond = said_beyond(value.value, tuple(places))
         if self.next != "]":
             raise self.wanted("',' or ']'")

@@ -1,4 +1,4 @@
-"""Places that data say in equations that are derived: those that may lie outside are guarded, since kernels trap there."""
+"""Guards for places that come from data in derived equations: kernels trap at places outside, so these tests come first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[Node, Node]  # a place, and the size of its axis
 
 
 def data_places(equations: Sequence[Equation], axes: Mapping[str, Sequence[Node]]) -> set[Place]:
-    """Places that data say and that trap outside: where such an equation has run, they lie inside."""
+    """Places that come from data and trap outside: once such an equation has run, they are known to be inside."""
     elements = [n for e in equations for n in walk(e.value) if isinstance(n, Element) and n.beyond == 0]
     return {(p, size) for n in elements for p, size in zip(n.places, axes.get(n.array, ())) if is_data(p)}
 
@@ -20,7 +20,7 @@ def data_places(equations: Sequence[Equation], axes: Mapping[str, Sequence[Node]
 def guarded(
     equations: Sequence[Equation], axes: Mapping[str, Sequence[Node]], inside: Collection[Place]
 ) -> list[Equation]:
-    """The same equations, of which no place traps: elements beyond the ends are 0.  inside : places that are none."""
+    """The same equations without traps: elements beyond the ends are 0.  inside : places that need no guard."""
 
     def go(node: Node) -> Node:
         if isinstance(node, Element):

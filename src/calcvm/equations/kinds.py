@@ -1,4 +1,4 @@
-"""Whether a value is a number, an integer or a condition: the same where texts are checked and on every device."""
+"""Whether a value is a number, an integer or a condition; text checks and all devices use the same rules."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from calcvm.equations.tree import COMPARISONS, Call, Element, Name, Node, Number
 
 NUMBER, INTEGER, CONDITION = "a number", "an integer", "a condition"
-KINDS = {"bool": CONDITION, **dict.fromkeys(("int64", "int32", "uint8", "int8"), INTEGER)}  # by the type of an operand
-WITH_INDEXES = {**KINDS, "index": INTEGER}  # where a program's type for indexes is one of integers
-WHOLE = ("+", "-", "*", "//", "%", "neg", "abs", "max", "min")  # of integers they are integers
+KINDS = {"bool": CONDITION, **dict.fromkeys(("int64", "int32", "uint8", "int8"), INTEGER)}  # by an operand's type
+WITH_INDEXES = {**KINDS, "index": INTEGER}  # the same with a program's type for indexes, an integer
+WHOLE = ("+", "-", "*", "//", "%", "neg", "abs", "max", "min")  # their results are integers if their arguments are
 
 
 def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
-    """What a value is; ``kinds`` : of names that are no integers."""
+    """The kind of a value; ``kinds`` : of names that are not integers."""
     if isinstance(node, Number):
         return INTEGER if isinstance(node.value, int) else NUMBER
     if isinstance(node, Name):

@@ -1,4 +1,4 @@
-"""What equations mean: their values in float64, by NumPy."""
+"""The meaning of equations: their values in float64, by NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _power(x: Any, y: Any) -> Any:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Rounded down; of numbers the quotient as it is computed."""
+    """The quotient rounded down; for floats it is computed in floating point first."""
     whole = all(np.asarray(x).dtype.kind in "iub" for x in (a, b))
     return np.floor_divide(a, b) if whole else np.floor(np.true_divide(a, b))
 
@@ -88,11 +88,11 @@ def evaluate(
     parameters: Mapping[str, Any] | None = None,
     functions: Mapping[str, Function] | None = None,
 ) -> dict[str, Array]:
-    """The results of equations that have been checked, by name.
+    """The results of checked equations, by name.
 
     Parameters
     ----------
-    values : of operands, arrays of the shapes that the equations read; floats are computed with in float64.
+    values : arrays of the operands, in the shapes that the equations read; floats are converted to float64.
     parameters : numbers by name.
     functions : further functions of arrays, by name.
 
@@ -120,7 +120,7 @@ class _Meaning:
     ):
         self.extents, self.sizes = found.extents, {**found.sizes, **numbers}
         self.values, self.functions = values, functions
-        self.at: dict[str, int] = {}  # indexes of a scan, where it is now
+        self.at: dict[str, int] = {}  # the current places of scans' indexes
 
     def result(self, equation: Equation) -> Array:
         axes = tuple(i.name for i in equation.kept or ())
@@ -135,7 +135,7 @@ class _Meaning:
         return value
 
     def scan(self, equation: Equation, own: list[Element], axes: tuple[str, ...]) -> Array:
-        """One that reads its own result, at places before (or behind) along one index."""
+        """A scan: an equation that reads its own result at places before (or after) along one index."""
         (along,) = {v for n in own for v, place in zip(axes, n.places) if place != Name(v)}
         out = self.values[equation.name] = np.zeros(tuple(self.extents[v] for v in axes))
         k = axes.index(along)
@@ -180,7 +180,7 @@ class _Meaning:
             where, exact = self.place(place, axes)
             inside = inside & exact & (where >= 0) & (where < n)
             at.append(np.clip(where, 0, max(n - 1, 0)))
-        whole = x.dtype.kind in "iu" and node.beyond.is_integer()  # no float has all of 64 bits
+        whole = x.dtype.kind in "iu" and node.beyond.is_integer()  # a float cannot hold all 64-bit integers
         beyond = np.int64(node.beyond) if whole else node.beyond
         if 0 in x.shape:
             return np.full(inside.shape, beyond)
@@ -188,7 +188,7 @@ class _Meaning:
         return found if inside.all() else np.where(inside, found, beyond)
 
     def place(self, node: Node, axes: tuple[str, ...]) -> tuple[Array, Array]:
-        """Where, and whether it is a place: a division without rest."""
+        """A place, and whether it exists: a division must leave no remainder."""
         if isinstance(node, Call) and node.function == "/":
             (above, exact), (below, _) = (self.place(argument, axes) for argument in node.arguments)
             return above // below, exact & (above % below == 0)
@@ -203,12 +203,12 @@ class _Meaning:
         x = x.reshape((1,) * (len(inner) - x.ndim) + x.shape)
         x = np.broadcast_to(x, x.shape[: len(axes)] + tuple(self.extents[v] for v in over))
         where = tuple(range(len(axes), len(inner)))
-        if node.how in ("argmax", "argmin"):  # the first of equals, counted along all indexes in their order
+        if node.how in ("argmax", "argmin"):  # the first of equals, in the order of all indexes
             return getattr(np, node.how)(x.reshape(*x.shape[: len(axes)], -1), -1)
         return REDUCE[node.how](x, axis=where)
 
     def contracted(self, factors: list[Node], axes: tuple[str, ...], over: tuple[str, ...]) -> Array:
-        """A sum of products, without an array of all indexes."""
+        """A sum of products, without an intermediate array over all indexes."""
         inner = axes + over
         operands: list[Any] = []
         used: set[int] = set()

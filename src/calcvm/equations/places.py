@@ -1,4 +1,4 @@
-"""Places of elements: integer expressions of indexes and sizes, in one form, solved for an index, and as numbers."""
+"""Places of elements: integer expressions of indexes and sizes, in canonical form, solved for an index, and evaluated."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from calcvm.equations.tree import ZERO, Call, Name, Node, Number, call, names
 
-Terms = dict[tuple[str, ...], int]  # products of names, and what each is times
+Terms = dict[tuple[str, ...], int]  # products of names, with their coefficients
 
 
 def terms(node: Node) -> Terms | None:
-    """A place as a sum of products of names, or None: it has other operations."""
+    """A place as a sum of products of names; None if it has other operations."""
     if isinstance(node, Number):
         return {(): node.value} if isinstance(node.value, int) else None
     if isinstance(node, Name):
@@ -36,7 +36,7 @@ def terms(node: Node) -> Terms | None:
 
 
 def of_terms(found: Terms) -> Node:
-    """The node of a sum: what is added first, longer products before shorter, the constant last."""
+    """The node of a sum: positive terms first, longer products before shorter, the constant last."""
     order = sorted(found.items(), key=lambda item: (item[1] < 0, not item[0], item[0]))
     node: Node | None = None
     for key, x in order:
@@ -55,7 +55,7 @@ def of_terms(found: Terms) -> Node:
 
 
 def placed(node: Node) -> Node:
-    """A place in its one form: equal sums are equal nodes."""
+    """A place in canonical form: equal sums are equal nodes."""
     if isinstance(node, Call) and node.function == "/":
         return call("/", *map(placed, node.arguments))
     found = terms(node)
@@ -63,7 +63,7 @@ def placed(node: Node) -> Node:
 
 
 def linear(node: Node, index: str) -> tuple[Node, Node] | None:
-    """(c, rest) with ``node = c*index + rest``, neither of which has the index; None: there are none."""
+    """(c, rest) with ``node = c*index + rest``, neither of which contains the index; None if there are none."""
     found = terms(node)
     if found is None:
         return None if index in names(node) else (ZERO, node)
@@ -81,8 +81,8 @@ def size(node: Node, known: Mapping[str, Any]) -> Any:
 
     Raises
     ------
-    KeyError : a name is not known.
-    ArithmeticError : it is no whole number, or no size.
+    KeyError : a name is unknown.
+    ArithmeticError : it is not an integer, or not a size.
     """
     if isinstance(node, Number):
         return node.value
@@ -106,7 +106,7 @@ def size(node: Node, known: Mapping[str, Any]) -> Any:
         case "//" | "/":
             out = values[0] // values[1]
             if node.function == "/" and out * values[1] != values[0]:
-                raise ArithmeticError(f"{values[0]} is no multiple of {values[1]}")
+                raise ArithmeticError(f"{values[0]} is not a multiple of {values[1]}")
             return out
         case "%":
             return values[0] % values[1]

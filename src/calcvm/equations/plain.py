@@ -1,8 +1,8 @@
-"""What a kernel that follows from a row's equation is made of, on any device: the equation in stages.
+"""The device-independent basis of a kernel that follows from a row's equation: the equation in stages.
 
-A stage is one equation whose value has no reduction, or is one reduction of such a value.  Every reduction of an equation is a stage
-of its own, equal ones once; means, variances and logsumexp are sums and maxima.  Equations that are no operands are put in where
-they are read.  So ``y[r<R,k<N] = exp(x[r,k])/sum[j<N] exp(x[r,j])`` is two stages, ``t[r] = sum[j] exp(x[r,j])`` and ``y``.
+A stage is an equation whose value is one reduction or has none.  Every reduction of an equation becomes a separate stage, equal ones
+only once; means, variances and logsumexp become sums and maxima.  Equations that are not operands are inlined where they are
+read.  So ``y[r<R,k<N] = exp(x[r,k])/sum[j<N] exp(x[r,j])`` has two stages, ``t[r] = sum[j] exp(x[r,j])`` and ``y``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
 from calcvm.record import record
 
-Another = Callable[[Index], Index]  # an index of the same range, of a name that nobody has
+Another = Callable[[Index], Index]  # an index of the same range, with a fresh name
 
 
 @record
@@ -46,10 +46,10 @@ class Plain:
 
     name : the row's.
     text : its equation over its words, every index with its range.
-    words : integer words, in the row's order, and ``reals`` after them, of which each is a float64 by its bits.
+    words : integer words, in the row's order, followed by ``reals``, each the bits of a float64.
     operands : in the row's order.
-    types : of operands that are not of the program's float.
-    declares : axes of operands that are read at other places than indexes, and what counts for those that are left out.
+    types : of operands that do not have the program's float type.
+    declares : axes of operands that are read at other places than indexes, and the values of operands that are left out.
     """
 
     name: str
@@ -66,20 +66,22 @@ class Plain:
 
     @cached_property
     def axes(self) -> dict[str, tuple[Node, ...]]:
-        """Of each operand, the extents of its axes, over the words."""
+        """The extents of each operand's axes, over the words."""
         return {name: extents for name, extents in _read(self).axes.items() if name in self.operands}
 
     @cached_property
     def left_out(self) -> dict[str, int | float]:
-        """What operands count as where they are left out."""
+        """The values that stand for operands that are left out."""
         return _read(self).left_out
 
     @cached_property
     def shared(self) -> Index | None:
-        """The first index of every result, whose units workers share; None: the results are numbers, of worker 0."""
+        """The first index of every result, which workers share; None if the results are numbers, which worker 0 computes."""
         first = {stage.kept[:1] for stage in self.stages if stage.result}
         if len(first) > 1:
-            raise CalcError(f"row {self.name!r}: its results begin with different indexes, so nobody can share them")
+            raise CalcError(
+                f"row {self.name!r}: its results begin with different indexes, so workers cannot share them"
+            )
         (kept,) = first
         return kept[0] if kept else None
 
@@ -88,10 +90,10 @@ class Plain:
 class Stage:
     """``name[kept] = how[over] value``, where ``value`` has no reduction.
 
-    kept : indexes, outermost first.  how : "" where nothing is reduced, sum, prod, max, min, argmax, argmin, any or all.
-    value : of elements of operands, and of results and stages that come before, these at indexes.
-    result : whether it is an operand of the row; others are read inside the loops over what they keep.
-    scan : the index along which it reads its own elements, and 1 (it reads those before) or -1 (those behind).
+    kept : indexes, outermost first.  how : "" (no reduction), sum, prod, max, min, argmax, argmin, any or all.
+    value : reads elements of operands, and of earlier results and stages; these only at indexes.
+    result : whether it is an operand of the row; other stages are computed inside the loops over their kept indexes.
+    scan : the index along which it reads its own elements, and the direction: 1 (those before) or -1 (those after).
     """
 
     name: str
@@ -115,8 +117,8 @@ class _Stages:
         self.plain, self.made = plain, 0
         self.stages: tuple[Stage, ...] = ()
         self.extents: dict[str, Node] = {}
-        self.parts: dict[str, Equation] = {}  # equations that are no operands
-        self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # stages that reduce, by what they are
+        self.parts: dict[str, Equation] = {}  # equations that are not operands
+        self.known: dict[str, tuple[str, tuple[str, ...]]] = {}  # reducing stages, by their text
         for equation in _read(plain).equations:
             if equation.kept is None:
                 raise CalcError(f"row {plain.name!r}: {equation.name} has no indexes: write [] for a number")
@@ -130,8 +132,8 @@ class _Stages:
         if equation.name not in self.plain.operands:
             if own_elements(equation):
                 raise CalcError(
-                    f"row {self.plain.name!r}: the scan {equation.name} is no operand of the row: make it a result, or an operator "
-                    "of its own"
+                    f"row {self.plain.name!r}: the scan {equation.name} is not an operand of the row: make it a result, or a "
+                    "separate operator"
                 )
             self.parts[equation.name] = equation
             return
@@ -143,7 +145,7 @@ class _Stages:
         self.stages = (*self.stages, stage)
 
     def opened(self, node: Node) -> Node:
-        """What an equation that is no operand says, where it is read."""
+        """An element of an equation that is not an operand, replaced by its value."""
         of = self.parts.get(node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else "")
         if of is None:
             return node
@@ -164,7 +166,7 @@ class _Stages:
         return call("where", inside, value, Number(beyond))
 
     def chosen(self, node: Node) -> Node:
-        """A condition of which 0 is said beyond the ends, which is false: as one that it lies inside."""
+        """A condition that is explicitly 0 (false) beyond the ends, as a test that the place is inside, and the condition."""
         if not isinstance(node, Element) or node.beyond != SAID or self.plain.types.get(node.array) != "bool":
             return node
         places, inside = list[Node](), list[Node]()
@@ -175,7 +177,7 @@ class _Stages:
         return call("and", conjunction(inside), Element(node.array, tuple(places)))
 
     def within(self, place: Node, index: Index) -> tuple[Node, Node | None]:
-        """A place as an integer, and whether it lies in an index's range; None: it does."""
+        """A place as an integer, and the test that it is in an index's range; None if it always is."""
         assert index.extent is not None
         if isinstance(place, Name) and self.extents.get(place.name) == index.extent:
             return place, None
@@ -187,7 +189,7 @@ class _Stages:
         return place, inside if exact is None else call("and", exact, inside)
 
     def another(self, index: Index) -> Index:
-        """An index of the same range that nobody has."""
+        """An index of the same range with a fresh name."""
         self.made += 1
         new = Index(f"{index.name}_{self.made}", index.extent)
         assert index.extent is not None
@@ -195,7 +197,7 @@ class _Stages:
         return new
 
     def lifted(self, node: Node, top: bool = False) -> Node:
-        """The value with each reduction as an element of a stage; the outermost stays if it is on ``top``."""
+        """The value with each reduction replaced by an element of a stage; an outermost one stays if it is on ``top``."""
         below = parts(node)
         node = with_parts(node, tuple(map(self.lifted, below))) if below else node
         if not isinstance(node, Reduction) or top:
@@ -222,7 +224,7 @@ def bound_in(equation: Equation) -> Iterator[Index]:
 
 
 def put_in(node: Node, by: Mapping[str, Node], another: Another) -> Node:
-    """Names replaced by nodes; reduced indexes get other names, so that none of these is meant by them."""
+    """Names replaced by nodes; reduced indexes are renamed, so that they cannot capture names in these nodes."""
     if isinstance(node, Reduction):
         new = tuple(another(i) for i in node.indexes)
         by = {**by, **{i.name: Name(n.name) for i, n in zip(node.indexes, new)}}
@@ -233,7 +235,7 @@ def put_in(node: Node, by: Mapping[str, Node], another: Another) -> Node:
 
 
 def expanded(node: Node, another: Another) -> Node:
-    """``mean``, ``var`` and ``logsumexp`` as sums and maxima: var in two passes, logsumexp and logaddexp less the largest."""
+    """``mean``, ``var`` and ``logsumexp`` as sums and maxima: var in two passes; logsumexp and logaddexp relative to the largest."""
 
     def again(how: str, over: Sequence[Index], body: Node) -> Node:
         return put_in(Reduction(how, tuple(over), body), {}, another)

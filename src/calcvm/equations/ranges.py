@@ -1,4 +1,4 @@
-"""How far each index of equations runs, and so the shape of each result."""
+"""The range of each index of equations, and so the shape of each result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sizes = tuple[Any, ...]  # ints, or sizes of the batch
 
 @record
 class Ranges:
-    """extents : of indexes, by name.  shapes : of operands and results.  sizes : what a name in a place or extent is."""
+    """extents : of indexes, by name.  shapes : of operands and results.  sizes : values of names in places or extents."""
 
     extents: dict[str, Any]
     shapes: dict[str, Sizes]
@@ -24,15 +24,15 @@ class Ranges:
 
 
 def ranges(equations: Sequence[Equation], shapes: Mapping[str, Sizes], parameters: Mapping[str, Any]) -> Ranges:
-    """Ranges of equations that have been checked.
+    """Ranges of checked equations.
 
-    An index runs as far as ``<`` says; else as the axis that it is the place of; else, in a place such as
-    ``o*s - p + t*d`` of which it is the only index without a range, as far as windows lie inside, with ``p`` on both sides; no
-    index has a minus there.
+    An index gets the range that ``<`` states.  Else it gets the length of an axis that it is a place of.  Else, if it is the only
+    index without a range in a place such as ``o*s - p + t*d``, it runs as far as windows are inside, with ``p`` on both sides;
+    no index may have a minus there.
 
     Raises
     ------
-    ShapeError : places are not as many as axes, axes of one index differ, or a range follows from nothing.
+    ShapeError : the numbers of places and axes differ, axes of one index differ, or a range is unknown.
     """
     found = _Ranges(dict(shapes), dict(parameters))
     for equation in equations:
@@ -52,7 +52,7 @@ class _Ranges:
         said = {i.name: i for i in indexes if i.extent is not None}
         places: list[tuple[Node, Any, str]] = []
         for node in walk(equation.value):
-            if isinstance(node, Element) and node.array in self.shapes:  # not of a scan's own result
+            if isinstance(node, Element) and node.array in self.shapes:  # not a scan's own result
                 shape = self.shapes[node.array]
                 if len(node.places) != len(shape):
                     raise self.wrong(
@@ -66,7 +66,7 @@ class _Ranges:
         waiting = [(i, i.extent) for i in indexes if i.extent is not None]
         while ready := [pair for pair in waiting if names(pair[1]) <= {*self.sizes}]:
             for index, extent in ready:
-                self.put(index, index.name, self.size(extent, index), "its range is said twice")
+                self.put(index, index.name, self.size(extent, index), "its range is given twice")
             waiting = [pair for pair in waiting if pair not in ready]
         for place, n, _ in places:
             self.window(place, n, own, own - {*said})
@@ -74,7 +74,7 @@ class _Ranges:
             if index.name not in self.extents:
                 raise self.wrong(
                     index,
-                    f"the range of {index.name} follows from nothing: say it, as in {index.name}<10, or read an axis by it",
+                    f"the range of {index.name} is unknown: write it, as in {index.name}<10, or read an axis with it",
                 )
         self.shapes[equation.name] = self.shape(equation)
 
@@ -131,7 +131,7 @@ class _Ranges:
             return
         step, rest = parts
         if any((term := terms(rest)) and term.get((name,), 0) < 0 for name in found):
-            return  # windows that run backwards: how many are meant is said
+            return  # windows that run backwards: their number must be stated
         ends = [{**self.sizes, **{v: at(e) for v, e in self.extents.items()}} for at in (lambda e: 0, lambda e: e - 1)]
         try:
             s, low, high = (size(node, ends[k]) for node, k in ((step, 0), (rest, 0), (rest, 1)))
@@ -140,13 +140,13 @@ class _Ranges:
             count = (n - 1 - high + max(0, -low)) // s + 1
         except (ArithmeticError, KeyError, TypeError):
             return
-        self.put(place, left[0], count, "windows that lie inside are so many")
+        self.put(place, left[0], count, "so many windows lie inside")
 
     def size(self, node: Node, index: Index) -> Any:
         try:
             return size(node, self.sizes)
         except ArithmeticError as error:
-            raise self.wrong(index, f"the extent of {index.name} is no size: {error}") from None
+            raise self.wrong(index, f"the extent of {index.name} is not a size: {error}") from None
 
     def wrong(self, node: Node | Index, what: str) -> CalcError:
         return wrong(self.equation.text, node.at, what, ShapeError)

@@ -1,4 +1,4 @@
-"""Parts of a value that an equation has computed already, found up to names of indexes and order, and read there."""
+"""Reuse of computed values: parts of a value that an equation already computes, up to index names and order, are read instead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from calcvm.equations.tree import (
     walk,
 )
 
-Match = dict[str, str]  # indexes of the pattern, as the value has them
+Match = dict[str, str]  # the pattern's indexes, with the value's names for them
 
 
 def reused(node: Node, patterns: Sequence[Equation], scope: Scope) -> Node:
-    """The value with elements of results of ``patterns`` in place of what they compute, wherever that is cheaper."""
+    """The value, with results of ``patterns`` in place of the parts that compute them, wherever that is cheaper."""
     weight = value_weight(node, scope)
     for pattern in patterns:
         new = rewritten_values(node, lambda part, pattern=pattern: _read(part, pattern, scope))  # type: ignore[misc]
@@ -33,7 +33,7 @@ def reused(node: Node, patterns: Sequence[Equation], scope: Scope) -> Node:
 
 
 def pointwise(equation: Equation) -> bool:
-    """Whether it computes each element from few, by more than a name: a pattern that can be found elsewhere."""
+    """Whether it computes each element from few others, by more than a name, so that it may occur elsewhere."""
     value = equation.value
     if not isinstance(value, Call) or value.function in ("stop", "neg"):
         return False
@@ -44,7 +44,7 @@ def pointwise(equation: Equation) -> bool:
 
 
 def _read(node: Node, pattern: Equation, scope: Scope) -> Node:
-    """The node with each match of the pattern at its top as an element."""
+    """The node with each match of the pattern at its top replaced by an element."""
     if not isinstance(node, Call):
         return node
     value = pattern.value
@@ -80,7 +80,7 @@ class _Matcher:
         self.scope, self.free = scope, free
 
     def match(self, pattern: Node, node: Node, match: Match) -> Iterator[Match]:
-        """All ways in which the pattern is the node."""
+        """All ways to match the pattern with the node."""
         if isinstance(pattern, Name) and pattern.name in self.free:
             if isinstance(node, Name) and self.scope.extents.get(node.name) == self.scope.extents[pattern.name]:
                 if match.get(pattern.name, node.name) == node.name:
@@ -125,7 +125,7 @@ class _Matcher:
     def among(
         self, patterns: Sequence[Node], nodes: Sequence[Node], match: Match
     ) -> Iterator[tuple[Match, list[Node]]]:
-        """All ways to find each pattern among the nodes, and which of these are left."""
+        """All ways to match each pattern with one of the nodes, with the nodes that are left."""
         terms = self.among_terms([(1, p) for p in patterns], [(1, n) for n in nodes], match)
         yield from ((found, [n for _, n in left]) for found, left in terms)
 

@@ -27,7 +27,7 @@ from calcvm.record import record
 
 @record
 class Ranged:
-    """equations : with every range said.  axes : of arrays, extents over the words.  left_out : what counts for one that is."""
+    """equations : with all ranges.  axes : of arrays, extents over the words.  left_out : values of operands that are left out."""
 
     equations: tuple[Equation, ...]
     axes: dict[str, tuple[Node, ...]]
@@ -35,15 +35,15 @@ class Ranged:
 
 
 def read_ranged(text: str, declares: str, operands: Collection[str]) -> Ranged:
-    """Equations whose every index has one range, said once.
+    """Equations in which each index has one range, stated once.
 
     Parameters
     ----------
-    declares : axes of operands that are read at other places than indexes, and what counts for one that is left out.
+    declares : axes of operands that are read at other places than indexes, and the values of operands that are left out.
 
     Raises
     ------
-    CalcError : the text does not parse; an index has no range, or two; the axes of an operand follow from nothing.
+    CalcError : the text does not parse; an index has no range, or two; the axes of an operand are unknown.
     """
     operands = {*operands}
     equations, given = read(text, operands), read_declarations(declares, operands)
@@ -66,12 +66,12 @@ def read_ranged(text: str, declares: str, operands: Collection[str]) -> Ranged:
                 if len(plain) == len(node.places) and all(name in extents for name in plain):
                     axes[node.array] = tuple(extents[name] for name in plain)
     if unknown := [array for e in equations for array in arrays(e.value) if array not in axes]:
-        raise CalcError(f"the axes of {unknown[0]} follow from no place: say them in declares=")
+        raise CalcError(f"the axes of {unknown[0]} are unknown: give them in declares=")
     return Ranged(said, axes, {e.name: e.value.value for e in given if isinstance(e.value, Number)})
 
 
 def said_once(equations: Iterable[Equation], extents: Mapping[str, Node]) -> list[Equation]:
-    """Equations with the range of each index where it is met first, as rows say them."""
+    """Equations with each index's range at its first occurrence, in the form that rows use."""
     met: set[str] = set()
 
     def of(indexes: Iterable[Index]) -> tuple[Index, ...]:
@@ -88,12 +88,12 @@ def said_once(equations: Iterable[Equation], extents: Mapping[str, Node]) -> lis
 
 
 def _extents(given: tuple[Equation, ...], equations: tuple[Equation, ...]) -> dict[str, Node]:
-    """Of each index, its range, which is said once."""
+    """The range of each index, which is stated once."""
     extents: dict[str, Node] = {}
     indexes = [(i, e) for e in (*equations, *given) for i in bound(e)]
     for index, equation in indexes:
         if index.extent is not None and extents.setdefault(index.name, index.extent) != index.extent:
-            raise wrong(equation.text, index.at, f"the index {index.name} has another range before")
+            raise wrong(equation.text, index.at, f"the index {index.name} already has another range")
     for index, equation in indexes:
         if index.name not in extents:
             raise wrong(

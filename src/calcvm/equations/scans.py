@@ -1,4 +1,4 @@
-"""Scans, and which of them are running sums, for which there is a row: ``y[r,i] = y[r,i - 1] + x[r,i]``."""
+"""Scans, and the running sums among them, for which there is a row: ``y[r,i] = y[r,i - 1] + x[r,i]``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from calcvm.record import record
 
 
 def is_scan(equation: Equation) -> bool:
-    """Whether it reads its own result at other places than that which it sets."""
+    """Whether it reads its own result at other places than the one it sets."""
     kept = tuple(Name(i.name) for i in equation.kept or ())
     return any(n.places != kept for n in own_elements(equation))
 
 
 @record
 class RunningSum:
-    """``value`` summed along an index from its first place, or from its last."""
+    """``value`` summed along an index from its first place, or from its last if ``reverse``."""
 
     index: str
     reverse: bool
@@ -22,7 +22,7 @@ class RunningSum:
 
 
 def running_sum(equation: Equation) -> RunningSum | None:
-    """What a scan sums up, if it adds something to the result of one place before, or behind."""
+    """The running sum that a scan computes, if it adds something to its result one place before or after; else None."""
     own = own_elements(equation)
     kept = [i.name for i in equation.kept or ()]
     if len(own) != 1 or own[0].beyond != 0 or len(own[0].places) != len(kept):
@@ -37,7 +37,7 @@ def running_sum(equation: Equation) -> RunningSum | None:
 
 
 def _less(node: Node, own: Element) -> Node | None:
-    """A sum without one of its terms; None: it is no term of it."""
+    """A sum without one of its terms; None if that is not a term of it."""
     if node == own:
         return ZERO
     if not isinstance(node, Call) or node.function not in ("+", "-"):

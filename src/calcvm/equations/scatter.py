@@ -1,6 +1,6 @@
 """Sums that are scatters: ``dw[j,c] = sum[r] where(j == index[r], dy[r,c], 0)`` adds each ``dy[r,c]`` to one place of ``dw``.
 
-So does ``dx[i] = sum[t] dy[(i + p - t)/s]``: what stands at ``o`` goes to ``i = o*s + t - p``, and nobody asks what divides.
+So does ``dx[i] = sum[t] dy[(i + p - t)/s]``: the element at ``o`` goes to ``i = o*s + t - p``, without testing divisibility.
 """
 
 from __future__ import annotations
@@ -28,15 +28,29 @@ from calcvm.equations.tree import (
 )
 from calcvm.record import record
 
-ODD = ("neg", "abs", "sqrt", "stop", "sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "erf", "sign")  # 0 at 0
+ODD = (
+    "neg",
+    "abs",
+    "sqrt",
+    "stop",
+    "sin",
+    "tan",
+    "asin",
+    "atan",
+    "sinh",
+    "tanh",
+    "expm1",
+    "erf",
+    "sign",
+)  # functions that are 0 at 0
 
 
 @record
 class Scatter:
     """``result[.., place, ..] += value`` for all places of the other indexes.
 
-    places : of indexes of the result, where it is added.  over : indexes that are summed.  guard : where it is added, or None.
-    bands : indexes of the result that are added to from somewhere to somewhere, which depends on these names.
+    places : by index of the result, the place of the addition.  over : summed indexes.  guard : the condition of the addition, or None.
+    bands : indexes of the result that run over a band, whose bounds depend on these names.
     """
 
     places: dict[str, Node]
@@ -47,7 +61,7 @@ class Scatter:
 
 
 def scatter(equation: Equation) -> Scatter | None:
-    """What an equation adds where, if each number that it adds goes to one place: nothing else is read for the others."""
+    """The scatter of an equation, if each of its terms goes to one place and does not depend on that place."""
     node = equation.value
     if not isinstance(node, Reduction) or node.how != "sum":
         return None
@@ -57,7 +71,7 @@ def scatter(equation: Equation) -> Scatter | None:
 
 
 def at_places(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Scatter | None:
-    """The same of a sum's value, where this and the guard may read where it is added."""
+    """The scatter of a sum's value, which may depend on the place, as may the guard."""
     found = zero_where(value)
     if found is None or not found[2]:
         return None
@@ -77,7 +91,7 @@ def at_places(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Sc
 
 
 def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | None]:
-    """(a kept index, the place of summed indexes that it is equal to)."""
+    """(a kept index, the place of summed indexes that it equals)."""
     if isinstance(test, Call) and test.function == "==":
         for a, b in (test.arguments, test.arguments[::-1]):
             if isinstance(a, Name) and a.name in kept and names(b) & summed:
@@ -88,12 +102,12 @@ def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | N
 def scatter_of(
     kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
 ) -> Scatter | None:
-    """What a sum adds where, by data, by quotients or in bands.  axes : of arrays in memory."""
+    """The scatter of a sum: to places from data, by quotients, or in bands.  axes : of arrays in memory."""
     return at_places(kept, over, value) or at_multiples(kept, over, value, axes) or in_bands(kept, over, value)
 
 
 def in_bands(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Scatter | None:
-    """What a sum adds where ``f(e) < d and d < g(e)``, of which nobody knows for which e it is."""
+    """The scatter of a sum with ``f(e) < d and d < g(e)``, if these cannot be solved for e."""
     found, summed = zero_where(value), {i.name for i in over}
     if found is None or not found[2]:
         return None
@@ -122,7 +136,7 @@ def in_bands(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Sca
 def at_multiples(
     kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
 ) -> Scatter | None:
-    """What a sum adds where, by what its quotients are."""
+    """The scatter of a sum, derived from its quotients."""
     found = zero_where(value)
     tests, inner = (conditions(found[0]), found[1]) if found and found[2] else ([], value)
     known = {i.name for i in (*kept, *over)}
@@ -152,7 +166,7 @@ def at_multiples(
 def _quotients(
     value: Node, axes: Mapping[str, Sequence[Node]], tests: Sequence[Node]
 ) -> dict[tuple[Node, Node, Node], None]:
-    """(above, below, extent) of quotients: where one leaves a rest, or is none of an extent, nothing is added."""
+    """(numerator, denominator, extent) of quotients; nothing is added if one is inexact or outside its extent."""
     found: dict[tuple[Node, Node, Node], None] = {}
     for node in vanishing(value):
         if isinstance(node, Element) and node.beyond == 0:
@@ -169,7 +183,7 @@ def _quotients(
 
 
 def _put(node: Node, above: Node, below: Node, at: Node) -> Node:
-    """A quotient replaced by what it is."""
+    """The node with a quotient replaced by ``at``."""
     by = {call("/", above, below), call("//", above, below)}
     return rewritten(node, lambda n: at if n in by else n)
 
@@ -181,7 +195,7 @@ def _unused(name: str, known: set[str]) -> str:
 
 
 def vanishing(node: Node) -> Iterator[Node]:
-    """Elements without which a value is 0, and conditions; what it is times there is taken for finite."""
+    """Elements and conditions that make a value 0 if they are 0; their other factors are assumed finite."""
     if isinstance(node, Element):
         yield node
     if not isinstance(node, Call):

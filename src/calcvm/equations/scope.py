@@ -1,7 +1,7 @@
-"""Equations opened: each index under a name that no other has, arrays by elements alone; and closed again, for readers.
+"""Opened equations: each index has a unique name, and arrays are read by elements only.  Closing them restores readable names.
 
-Opened, ``n'3`` is an index, ``#n'3`` its extent, an array without axes an element without places.  So parts of equations can be put
-into others without a clash of names.
+In opened form, ``n'3`` is an index, ``#n'3`` its extent, and an array without axes is an element without places.  So parts of
+equations can be substituted into others without name clashes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from calcvm.equations.tree import (
 )
 from calcvm.errors import CalcError
 
-TYPICAL_BATCH = 64  # where sizes of the batch are compared, to choose between equal forms
-LETTERS = "ijklmnopq"  # of axes that no index names
+TYPICAL_BATCH = 64  # the batch assumed to compare equal forms whose sizes depend on it
+LETTERS = "ijklmnopq"  # names for axes without an index
 
 
 def typical(n: Any) -> int:
@@ -44,7 +44,7 @@ def typical(n: Any) -> int:
 
 
 def plain(n: Any) -> Any:
-    """A size that depends on no batch is an int."""
+    """A size that does not depend on the batch as an int."""
     return n.b if getattr(n, "a", 1) == 0 else n
 
 
@@ -53,7 +53,7 @@ def extent(index: str) -> Name:
 
 
 class Scope:
-    """Indexes with their extents, arrays with their shapes, and names that are taken."""
+    """Indexes with their extents, arrays with their shapes, and the names in use."""
 
     def __init__(self, found: Ranges, equations: Sequence[Equation], integers: Collection[str] = ()):
         self.extents: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Scope:
         self.taken = {*self.shapes, *self.sizes, *used, *found.extents, *WORDS, *REDUCTIONS}
 
     def index(self, like: str, n: Any) -> str:
-        """A new index, which readers see as ``like`` where they can."""
+        """A new index, shown to readers as ``like`` if possible."""
         name = f"{like.split(chr(39))[0]}'{len(self.extents)}"
         self.extents[name] = self.sizes[extent(name).name] = plain(n)
         return name
@@ -76,7 +76,7 @@ class Scope:
         return self.index(index, self.extents[index])
 
     def array(self, name: str, shape: Sizes) -> str:
-        """The name of a new array: this one, or this with ``_`` behind."""
+        """The name of a new array: ``name``, with ``_`` appended if it is taken."""
         while name in self.taken:
             name += "_"
         self.taken.add(name)
@@ -84,14 +84,14 @@ class Scope:
         return name
 
     def numbered(self, name: str, shape: Sizes) -> str:
-        """The name of a new array, with the first number that is free."""
+        """The name of a new array: ``name`` and the first free number."""
         k = 1
         while f"{name}{k}" in self.taken:
             k += 1
         return self.array(f"{name}{k}", shape)
 
     def indexes(self, node: Node) -> list[str]:
-        """Indexes that are free in it, in the order in which it has them."""
+        """Its free indexes, in order of occurrence."""
         free = names(node)
         met = dict.fromkeys(part.name for part in walk(node) if isinstance(part, Name))
         return [name for name in met if name in self.extents and name in free]
@@ -103,21 +103,21 @@ class Scope:
         return out
 
     def size(self, node: Node) -> Any:
-        """Its value, or None: it is no size."""
+        """Its value; None if it is not a size."""
         try:
             return plain(size(node, self.sizes))
         except (ArithmeticError, KeyError, TypeError, ValueError):
             return None
 
     def whole(self, node: Node) -> bool:
-        """Whether all that it reads are integers."""
+        """Whether it reads only integers."""
         if isinstance(node, Name):
             return node.name in self.extents or node.name in self.sizes
         return {*arrays(node)} <= self.integers
 
     # ------------------------------------------------------------ opening
     def opened(self, equation: Equation) -> Equation:
-        """The equation with indexes of its own, and all that it reads by elements."""
+        """The equation with fresh indexes, reading everything by elements."""
         shape = self.shapes[equation.name]
         kept = equation.kept
         axes = [i.name for i in kept] if kept is not None else [*LETTERS[: len(shape)]]
@@ -150,14 +150,16 @@ class Scope:
 
     # ------------------------------------------------------------ closing
     def closed(self, equations: Iterable[Equation]) -> tuple[list[Equation], dict[str, Any]]:
-        """Equations with names for readers, and the sizes that they name and no axis says."""
+        """Equations with readable names, and the sizes they name that are no axis of an array they read."""
         return _Closing(self).all(equations)
 
 
 class _Closing:
     def __init__(self, scope: Scope):
         self.scope = scope
-        self.extents = {name: plain(n) for name, n in scope.given.extents.items()}  # one for each name in all equations
+        self.extents = {
+            name: plain(n) for name, n in scope.given.extents.items()
+        }  # each name has one extent in all equations
         self.capitals = {name.upper(): n for name, n in self.extents.items()}
         self.sizes: dict[str, Any] = {}
 
@@ -181,7 +183,7 @@ class _Closing:
         return Equation(equation.name, kept or None, value)
 
     def name(self, index: str, used: Collection[str]) -> str:
-        """Like that of the index it was made of, if it has one extent everywhere."""
+        """The original name of an index, if that has one extent everywhere; else with ``_`` appended."""
         n, name = self.scope.extents[index], index.split("'")[0]
         while name in used or not self.fits(name, n):
             name += "_"
@@ -201,7 +203,7 @@ class _Closing:
         return all(plain(k) == n for k in known)
 
     def extent(self, index: str, called: Mapping[str, str]) -> Node:
-        """The extent of an index: the capital of one of its kind that the equation has, or a number."""
+        """The extent of an index: the capital of a similar index in the equation, or a number."""
         n, base = self.scope.extents[index], index.split("'")[0]
         near = (called[v] for v in called if self.scope.extents[v] == n and v.split("'")[0] == base)
         capital = next(near, None)
@@ -217,7 +219,7 @@ class _Closing:
         return Name(name)
 
     def said(self, index: str, equation: Equation) -> Node | None:
-        """The extent to say, unless an axis says it that the equation reads."""
+        """The range to state; None if an axis that the equation reads implies it."""
         n = self.scope.extents[index]
         read = [
             size
@@ -229,7 +231,7 @@ class _Closing:
         return None if read and all(size == n for size in read) else self.number(n)
 
     def shown(self, node: Node, said: Mapping[str, Node]) -> Node:
-        """Ranges said, and arrays without axes by their names."""
+        """The node with ranges stated, and arrays without axes by name."""
         if isinstance(node, Element) and not node.places:
             return Name(node.array)
         below = parts(node)

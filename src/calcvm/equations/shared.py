@@ -1,4 +1,4 @@
-"""Sums as equations, equal ones once: each in the cheapest order, and what an equation has already is read there."""
+"""Sums as separate equations, equal ones only once; each in its cheapest order, and reading results that already exist."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from calcvm.equations.tree import (
 )
 from calcvm.record import record
 
-MOST_FACTORS = 5  # of a sum of which all orders are tried
-Factor = tuple[Node, bool]  # a factor, and whether it divides
+MOST_FACTORS = 5  # the most factors of a sum for which all orders are tried
+Factor = tuple[Node, bool]  # (factor, whether it is a divisor)
 
 
 @record
 class Known:
-    """A value that can be read: ``value`` over indexes in the order in which the key has them."""
+    """A value that can be read: ``value`` over indexes, in the order of the key."""
 
     value: Node
     indexes: tuple[str, ...]
 
 
 class Shared:
-    """Equations as they are made, and what they hold by its form."""
+    """Equations as they are generated, indexed by the form of their values."""
 
     def __init__(self, scope: Scope):
         self.scope = scope
         self.equations: list[Equation] = []
         self.known: dict[str, Known] = {}
-        self.facts: dict[str, Known] = {}  # sums that are numbers: of what users wrote the form is kept
+        self.facts: dict[str, Known] = {}  # sums with known values; not applied to the forward, which keeps its form
         self.derives = False
 
     # ------------------------------------------------------------ equal parts
     def add(self, equation: Equation) -> None:
-        """An equation; its reduction is known from now on, with what follows from it."""
+        """Add an equation; later reads reuse its reduction and known sums that follow from it."""
         self.equations.append(equation)
         value = equation.value
         kept = tuple(i.name for i in equation.kept or ())
@@ -77,14 +77,14 @@ class Shared:
         self.facts[key] = Known(value, order)
 
     def look(self, node: Node) -> Node | None:
-        """What is known to be equal to it."""
+        """An existing value equal to it, or None."""
         key, order = self.key(node)
         found = self.facts.get(key) if self.derives else None
         found = found or self.known.get(key)
         return None if found is None else substituted(found.value, dict(zip(found.indexes, map(Name, order))))
 
     def lifted(self, node: Node, top: bool = False, name: str = "") -> Node:
-        """The node with each reduction as an element of an equation; the outermost stays if it is on ``top``."""
+        """The node with each reduction replaced by an element of an equation; an outermost one stays if it is on ``top``."""
         below = parts(node)
         node = with_parts(node, tuple(self.lifted(part) for part in below)) if below else node
         if not isinstance(node, Reduction):
@@ -101,14 +101,14 @@ class Shared:
         return Element(made, tuple(map(Name, order)))
 
     def key(self, node: Node) -> tuple[str, tuple[str, ...]]:
-        """A text that is the same for values that are equal but for names of indexes and order, and its free indexes."""
+        """A text that is equal for values that differ only in index names and order, and the free indexes."""
         met: dict[str, str] = {}
         text = self.spelled(self.ordered(node), met)
         free = names(node)
         return text, tuple(v for v in met if v in free)
 
     def ordered(self, node: Node) -> Node:
-        """Terms and factors in an order that depends on no name of an index."""
+        """The node with terms and factors in an order that does not depend on index names."""
         below = parts(node)
         node = with_parts(node, tuple(map(self.ordered, below))) if below else node
         if isinstance(node, Call) and node.function in ("*", "+"):
@@ -139,7 +139,7 @@ class Shared:
 
     # ------------------------------------------------------------ sums inwards
     def inward(self, node: Node) -> Node:
-        """Sums of products as sums of sums, in the cheapest order; what is known costs nothing.  Deltas are solved."""
+        """Sums of products as sums of sums, in the cheapest order; existing values cost nothing.  Deltas are solved."""
         below = parts(node)
         node = with_parts(node, tuple(map(self.inward, below))) if below else node
         if isinstance(node, Reduction) and node.how == "sum":
@@ -169,7 +169,7 @@ class Shared:
         return product(number, [*out, *alone, *sums], under)
 
     def guarded_sum(self, over: list[str], guards: list[Node], value: Node) -> Node:
-        """Of what is 0 unless all conditions hold: equal places are solved, what depends on no sum is pulled out."""
+        """A sum that is 0 unless all conditions hold: equal places are solved, and factors free of the indexes move out."""
         equal: list[Node] = []
         other: list[Node] = []
         for guard in guards:
@@ -193,7 +193,7 @@ class Shared:
         return where(outside, product(number, [*out, *alone, summed]))
 
     def ordered_sum(self, inner: list[Factor], over: Sequence[str]) -> Node:
-        """A sum of a product of factors that belong together, in the cheapest order."""
+        """A sum of a product of connected factors, in the cheapest order."""
         whole = _sum_of(inner, over)
         if len(inner) > MOST_FACTORS:
             return whole
@@ -202,7 +202,7 @@ class Shared:
         return _filled(best, held)
 
     def cheapest(self, inner: list[Factor], over: tuple[str, ...], held: dict[str, Node]) -> tuple[int, Node]:
-        """(weight, sum); sums within it are elements of arrays in ``held``."""
+        """(weight, sum); nested sums are elements of arrays in ``held``."""
         node = _sum_of(inner, over)
         best = self.weight(node, held)
         for mask in range(1, 2 ** len(inner) - 1):
@@ -258,7 +258,7 @@ def _sum_of(inner: Sequence[Factor], over: Sequence[str]) -> Node:
 
 
 def _filled(node: Node, held: dict[str, Node]) -> Node:
-    """With sums in place of the arrays that stand for them."""
+    """The node with the held arrays replaced by their sums."""
     if isinstance(node, Element) and node.array in held:
         return _filled(held[node.array], held)
     below = parts(node)
@@ -266,7 +266,7 @@ def _filled(node: Node, held: dict[str, Node]) -> Node:
 
 
 def _groups(inner: list[Factor], over: Sequence[str]) -> list[list[Factor]]:
-    """Factors that share no index of the sum are summed apart."""
+    """Groups of factors that share summed indexes; each group is summed separately."""
     groups: list[list[Factor]] = []
     for factor in inner:
         own = names(factor[0]) & {*over}

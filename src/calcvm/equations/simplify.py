@@ -1,4 +1,4 @@
-"""Values in simpler forms: numbers computed, terms and factors collected, conditions outside what they guard."""
+"""Simplified values: constants folded, terms and factors collected, conditions moved outside what they guard."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
 
 
 def simplified(node: Node) -> Node:
-    """An equal value in a simpler form, wherever all numbers in it are finite.
+    """A simpler value that is equal wherever all its numbers are finite.
 
-    Constants are computed; ``1*t``, ``0*t``, ``t + 0``, ``t - t``, ``t/t`` and signs are gone; products and sums are flat.
+    Constants are folded; ``1*t``, ``0*t``, ``t + 0``, ``t - t``, ``t/t`` and double signs disappear; products and sums are flat.
     """
     return rewritten_values(node, _simpler)
 
 
 def rewritten_values(node: Node, rule: Callable[[Node], Node]) -> Node:
-    """``rule`` applied to every node but places, to those below first.  Places get their one form."""
+    """``rule`` applied to every node except places, bottom-up.  Places get their canonical form."""
     if isinstance(node, Element):
         return with_parts(node, tuple(map(placed, node.places)))
     below = parts(node)
@@ -97,7 +97,7 @@ def _power(node: Call, base: Node, exponent: Node) -> Node:
 
 # ---------------------------------------------------------------- products
 def factors(node: Node) -> tuple[int | float, list[Node], list[Node]]:
-    """A product as (number, factors, divisors).  A number that divides is among the divisors."""
+    """A product as (number, factors, divisors).  A number that divides is a divisor."""
     if isinstance(node, Number) and math.isfinite(node.value):
         return node.value, [], []
     if isinstance(node, Call) and node.function in ("*", "/", "neg"):
@@ -114,7 +114,7 @@ def factors(node: Node) -> tuple[int | float, list[Node], list[Node]]:
 
 
 def product(number: int | float, above: Iterable[Node], below: Iterable[Node] = ()) -> Node:
-    """``number * above / below``, without what stands above and below."""
+    """``number * above / below``, with common factors canceled."""
     divisor: int | float = 1
     under = []
     for node in below:
@@ -158,7 +158,7 @@ def _lowest(number: int | float, divisor: int | float) -> tuple[int | float, int
 
 # ---------------------------------------------------------------- sums
 def addends(node: Node) -> list[tuple[int | float, Node]]:
-    """A sum as what is added, each as a number and what it is times."""
+    """A sum as its terms, each a number and its factor."""
     if isinstance(node, Call) and node.function in ("+", "-"):
         first, second = map(addends, node.arguments)
         return first + (second if node.function == "+" else [(-c, rest) for c, rest in second])
@@ -167,7 +167,7 @@ def addends(node: Node) -> list[tuple[int | float, Node]]:
 
 
 def total(terms: Iterable[tuple[int | float, Node]]) -> Node:
-    """The sum of terms: equal ones once, one that is not subtracted first, numbers last if they can be."""
+    """The sum of terms: equal ones merged, one that is not subtracted first, numbers last if possible."""
     found: dict[Node, int | float] = {}
     number: int | float = 0
     for c, node in terms:
@@ -196,14 +196,14 @@ def _scaled(c: int | float, node: Node) -> tuple[int | float, list[Node], list[N
 
 # ---------------------------------------------------------------- conditions
 def conditions(node: Node) -> list[Node]:
-    """What must all hold."""
+    """The conditions that a conjunction consists of."""
     if isinstance(node, Call) and node.function == "and":
         return [c for argument in node.arguments for c in conditions(argument)]
     return [node]
 
 
 def conjunction(nodes: Iterable[Node]) -> Node:
-    """All of them, equal ones once; at least one."""
+    """The conjunction of at least one condition; equal ones count once."""
     out = None
     for node in dict.fromkeys(nodes):
         out = node if out is None else call("and", out, node)
@@ -225,13 +225,13 @@ def chosen(condition: Node, yes: Node, no: Node) -> Node:
 
 
 def where(guards: Iterable[Node], node: Node) -> Node:
-    """The value where all of these hold, else 0."""
+    """The value if all of these hold, else 0."""
     guards = [guard for guard in guards if _truth(guard) is not True]
     return chosen(conjunction(guards), node, ZERO) if guards else node
 
 
 def _truth(node: Node) -> bool | None:
-    """Whether a comparison holds, if it is of numbers."""
+    """The truth of a comparison of numbers; None for anything else."""
     if not isinstance(node, Call) or node.function not in COMPARISONS:
         return None
     a, b = node.arguments
@@ -239,7 +239,7 @@ def _truth(node: Node) -> bool | None:
 
 
 def finite(node: Node) -> bool:
-    """Whether a value is finite wherever the elements that it reads are: then it times 0 is 0."""
+    """Whether a value is finite if the elements that it reads are; then 0 times it is 0."""
     if isinstance(node, Number):
         return math.isfinite(node.value)
     if isinstance(node, Element):
@@ -252,7 +252,7 @@ def finite(node: Node) -> bool:
 
 
 def zero_where(node: Node) -> tuple[Node, Node, bool] | None:
-    """(condition, value, whether that is where it holds) of what is 0 otherwise."""
+    """(condition, value, whether the value applies if the condition holds), for a value that is otherwise 0; else None."""
     if isinstance(node, Call) and node.function == "where":
         condition, yes, no = node.arguments
         if no == ZERO:
@@ -263,9 +263,9 @@ def zero_where(node: Node) -> tuple[Node, Node, bool] | None:
 
 
 def guarded(node: Node) -> Node:
-    """The value with conditions outside what they guard: ``where(c, a, 0)/b`` becomes ``where(c, a/b, 0)``.
+    """The value with conditions moved outside what they guard: ``where(c, a, 0)/b`` becomes ``where(c, a/b, 0)``.
 
-    A factor that is finite and has more indexes than the condition stays outside: it may be that of a contraction.
+    A finite factor that has more indexes than the condition stays outside, since it may belong to a contraction.
     """
     return rewritten_values(node, _guarded)
 
@@ -297,7 +297,7 @@ def guarded_product(number: int | float, above: list[Node], below: list[Node]) -
 
 
 def _merged(terms: list[tuple[int | float, Node]]) -> Iterator[tuple[int | float, Node]]:
-    """Terms under one condition as one, ``where(c, a, b)``."""
+    """Terms under the same condition merged to one, ``where(c, a, b)``."""
     by: dict[Node, tuple[list, list]] = {}
     for c, node in terms:
         found = zero_where(node)
@@ -315,7 +315,7 @@ def _merged(terms: list[tuple[int | float, Node]]) -> Iterator[tuple[int | float
 
 # ---------------------------------------------------------------- common factors
 def factored(node: Node) -> Node:
-    """A sum with the factor that most of its terms have outside: ``a*b - a*c`` becomes ``a*(b - c)``."""
+    """A sum with the most common factor of its terms moved out: ``a*b - a*c`` becomes ``a*(b - c)``."""
     terms = addends(node)
     if len(terms) < 2:
         return node
@@ -342,7 +342,7 @@ def factored(node: Node) -> Node:
 
 
 def deep(node: Node, rule: Callable[[Node], Node]) -> Node:
-    """``rule`` applied to all largest sums."""
+    """``rule`` applied to all outermost sums."""
     if isinstance(node, Call) and node.function in ("+", "-"):
         return rule(node)
     return with_parts(node, tuple(deep(part, rule) for part in parts(node)))

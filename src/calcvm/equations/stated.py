@@ -1,4 +1,4 @@
-"""Rows that are users' equations.  A row is named by what it says: one name is one row, in every process and in every file."""
+"""Rows that are users' equations.  A row's name is a digest of its content: one name is the same row in every process and file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
 from calcvm.record import record
 
-LANGUAGE = 1  # the version of what a text means: of another a row is another
+LANGUAGE = 1  # the version of the language; it is part of a row's name
 PREFIX = "equation_"
-TYPES = ("bool", "int8", "uint8", "int32", "int64")  # of operands that are not of the program's float
-MOST_CHARACTERS = 10_000  # of a text
-MOST_NODES = 4_096  # of its equations where parts of it, and of variances and the like, are written out
-MOST_PLACES = 2**16  # of an index whose range is a number and no axis
+TYPES = ("bool", "int8", "uint8", "int32", "int64")  # of operands that do not have the program's float type
+MOST_CHARACTERS = 10_000  # characters of a text
+MOST_NODES = 4_096  # nodes of a row's equations after inlining its parts and expanding variances and the like
+MOST_PLACES = 2**16  # of an index whose range is a number that is no operand's axis
 
 
 @record
@@ -37,7 +37,7 @@ class Stated:
 
     text : over ``words``, every index with its range, a word or a number.
     reads, sets : its operands, in the row's order.
-    types, declares : as of `Plain`.
+    types, declares : as in `Plain`.
     """
 
     text: str
@@ -60,7 +60,7 @@ class Stated:
 
     @property
     def document(self) -> dict[str, Any]:
-        """What files hold of it."""
+        """Its representation in files."""
         out = {
             "language": LANGUAGE,
             "text": self.text,
@@ -71,17 +71,17 @@ class Stated:
         return out | {"types": {**self.types}, "declares": self.declares}
 
     def kinds(self) -> dict[str, str]:
-        """Whether each operand and result is a number, an integer or a condition (CalcError: it is used as what it is not)."""
+        """The kind of each operand and result: number, integer or condition (CalcError: one is used as the wrong kind)."""
         found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
         read = {name: KINDS.get(self.types.get(name, ""), NUMBER) for name in self.reads}
         return check(found.equations, read, dict.fromkeys(self.words, INTEGER), ARGUMENTS)
 
     def checked(self) -> Stated:
-        """Itself, of a text that a kernel can be made of.
+        """Itself, if a kernel can be made of its text.
 
         Raises
         ------
-        CalcError : the text is none, is not in its one form, or says what no row does.
+        CalcError : the text does not parse, is not in canonical form, or says something that no row can compute.
         """
         names = (*self.words, *self.reads, *self.sets)
         if len(self.text) > MOST_CHARACTERS or len(self.declares) > MOST_CHARACTERS:
@@ -91,37 +91,37 @@ class Stated:
         if twice := [
             name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)
         ]:
-            raise CalcError(f"{twice[0]!r} is no name of one word or operand")
+            raise CalcError(f"{twice[0]!r} is not the name of exactly one word or operand")
         if wrong := [name for name, type_ in self.types.items() if name not in names or type_ not in TYPES]:
             raise CalcError(
                 f"the type of {wrong[0]} is {self.types[wrong[0]]!r}: operands are of floats or {', '.join(TYPES)}"
             )
         if (canonical := show_equations(read(self.text, names))) != self.text:
-            raise CalcError(f"the equation is not in its one form, {canonical!r}")
+            raise CalcError(f"the equation is not in its canonical form, {canonical!r}")
         found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
         if (n := _written_out(found.equations, names)) > MOST_NODES:
             raise CalcError(
-                f"its parts are {n} where each is written out, and {MOST_NODES} are the most: make them results"
+                f"it has {n} nodes when its parts are written out, and {MOST_NODES} are the most: make the parts results"
             )
         made = [e.name for e in found.equations]
         if missing := [name for name in self.sets if made.count(name) != 1]:
-            raise CalcError(f"{missing[0]} is not set by one equation")
+            raise CalcError(f"{missing[0]} is not set by exactly one equation")
         kinds = self.kinds()
         if wrong := [name for name in self.sets if kinds[name] != KINDS.get(self.types.get(name, ""), NUMBER)]:
-            raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, and of another type")
+            raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, but its type is another")
         if wrong := [e.name for e in found.equations if e.kept is None or e.name in self.reads]:
-            raise CalcError(f"{wrong[0]} is set without indexes, or read too")
+            raise CalcError(f"{wrong[0]} is set without indexes, or is an input")
         axes = {extent for name in (*self.reads, *self.sets) for extent in found.axes.get(name, ())}
         self._extents(found.equations, axes)
         if unread := [name for name in self.reads if name not in found.axes]:
             raise CalcError(f"{unread[0]} is never read")
         if unknown := [word for word in self.words if Name(word) not in axes]:
-            raise CalcError(f"the word {unknown[0]} is no axis of an operand")
+            raise CalcError(f"the word {unknown[0]} is not an axis of any operand")
         check_shares(self.plain)
         return self
 
     def _extents(self, equations: tuple[Equation, ...], axes: set[Node]) -> None:
-        """Refuse ranges that are not a word or a number, and long ones that no operand has."""
+        """Reject ranges that are neither a word nor a number, and long ones that no operand has."""
         for index in [i for e in (*equations, *read_declarations(self.declares, self.reads)) for i in bound(e)]:
             extent = index.extent
             number = isinstance(extent, Number) and isinstance(extent.value, int) and 0 <= extent.value <= MOST_PLACE
@@ -136,7 +136,7 @@ class Stated:
 
 
 def _written_out(equations: Sequence[Equation], operands: Sequence[str]) -> int:
-    """Nodes of equations in which others that are no operands are put in, and reductions stand for what they are made of."""
+    """Nodes of the equations after inlining those that are not operands and expanding reductions."""
     sizes: dict[str, int] = {}
 
     def count(node: Node) -> int:
@@ -153,20 +153,20 @@ def _written_out(equations: Sequence[Equation], operands: Sequence[str]) -> int:
     return sizes.get("", 0)
 
 
-STATED: dict[str, Stated] = {}  # those that this process knows, by name
+STATED: dict[str, Stated] = {}  # the rows known to this process, by name
 
 
 def known(stated: Stated) -> Stated:
-    """The row, which kernels are made of from now on."""
+    """Register the row, so that kernels can be made of it."""
     return STATED.setdefault(stated.name, stated)
 
 
 def of_document(name: str, document: Mapping[str, Any]) -> Stated:
-    """A row of a file.
+    """A row read from a file.
 
     Raises
     ------
-    CalcError : it is of another version of the language, was changed, or is no row.
+    CalcError : it has another version of the language, was changed, or is not a valid row.
     """
     stated = said(f"the equation {name!r}", document)
     if stated.name != name:
@@ -180,7 +180,7 @@ def of_document(name: str, document: Mapping[str, Any]) -> Stated:
 
 
 def said(what: str, document: Mapping[str, Any]) -> Stated:
-    """What a document says, which nobody has checked (CalcError: it is of another version of the language)."""
+    """The row in a document, not yet checked (CalcError: it has another version of the language)."""
     if document["language"] != LANGUAGE:
         raise CalcError(
             f"{what} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: build the graph again"

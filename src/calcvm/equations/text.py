@@ -1,4 +1,4 @@
-"""Trees become texts: one text for equal trees, which reads as the same tree."""
+"""Trees become texts: equal trees have one text, and parsing it gives the same tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from calcvm.equations.tree import COMPARISONS, Call, Element, Equation, Index, Name, Node, Number, Reduction
 
-# How closely what is written binds; a part that binds less closely than its place asks for stands in parentheses.
+# Binding strengths.  A part that binds less tightly than its place requires is put in parentheses.
 OR, AND, NOT, COMPARED, SUM, PRODUCT, SIGN, POWER, ATOM = range(9)
 BINDS = {"or": OR, "and": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "//": PRODUCT, "%": PRODUCT, "^": POWER}
 BINDS |= dict.fromkeys(COMPARISONS, COMPARED)
@@ -27,7 +27,7 @@ def show_equation(equation: Equation) -> str:
 
 
 def _before(equation: Equation) -> Node:
-    """What an equation's result was, as ``+=`` reads it."""
+    """The old value of an equation's result, as ``+=`` reads it."""
     if not equation.kept:
         return Name(equation.name)
     return Element(equation.name, tuple(Name(i.name) for i in equation.kept))
@@ -38,7 +38,7 @@ def show_indexes(indexes: Iterable[Index]) -> str:
 
 
 def show_number(value: int | float) -> str:
-    """All its digits: read again it is the same number."""
+    """All its digits, so that parsing gives the same number."""
     if isinstance(value, float) and math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -47,7 +47,7 @@ def show_number(value: int | float) -> str:
 
 
 def show(node: Node, least: int = OR) -> str:
-    """Its text, in parentheses where it binds less closely than ``least``."""
+    """Its text, in parentheses if it binds less tightly than ``least``."""
     text, binds = _written(node)
     return text if binds >= least else f"({text})"
 
@@ -62,7 +62,7 @@ def _written(node: Node) -> tuple[str, int]:
         beyond = "" if node.beyond == 0 else f"; {show_number(node.beyond)}"
         comma = "," if all(isinstance(place, Name) for place in node.places) else ", "
         return f"{node.array}[{comma.join(show(place, SUM) for place in node.places)}{beyond}]", ATOM
-    if isinstance(node, Reduction):  # whatever follows a product would belong to it
+    if isinstance(node, Reduction):  # a product after it would become part of it
         return f"{node.how}[{show_indexes(node.indexes)}] {show(node.body, PRODUCT)}", PRODUCT
     return _call(node)
 
@@ -89,12 +89,12 @@ def _call(node: Call) -> tuple[str, int]:
 
 
 def _operand(node: Node, least: int) -> str:
-    """The last operand of a sign: a reduction takes all that follows, so it needs no parentheses of its own there."""
+    """The last operand of an operator: a reduction extends to the end, so it needs no parentheses there."""
     return show(node, PRODUCT if isinstance(node, Reduction) else least)
 
 
 def _ends_in_reduction(node: Node) -> bool:
-    """Whether its text would take a factor that follows it into a reduction."""
+    """Whether a factor written after its text would become part of a reduction."""
     if isinstance(node, Reduction):
         return True
     if isinstance(node, Call) and (node.function == "neg" or BINDS.get(node.function) in (PRODUCT, POWER)):

@@ -1,4 +1,4 @@
-"""Equations as trees: nodes, and how they are walked and rewritten.  Equal trees are ``==``."""
+"""Equations as trees: the nodes, and functions to walk and rewrite them.  Equal trees are ``==``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from calcvm.record import record
 
 REDUCTIONS = ("sum", "prod", "max", "min", "mean", "var", "logsumexp", "argmax", "argmin", "any", "all")
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-OPERATORS = ("or", "and", *COMPARISONS, "+", "-", "*", "/", "//", "%", "^")  # of two operands, as written between them
+OPERATORS = ("or", "and", *COMPARISONS, "+", "-", "*", "/", "//", "%", "^")  # binary infix operators
 
 
 def _at() -> Any:
@@ -22,7 +22,7 @@ class Number:
     """A constant: an int, or a float."""
 
     value: int | float
-    at: int = _at()  # where it stands in the text, as in all nodes
+    at: int = _at()  # its place in the text, as in all nodes
 
 
 @record
@@ -34,7 +34,7 @@ class Name:
 
 
 class _Said(float):
-    """A number that is equal to itself alone, and true."""
+    """A number that equals only itself, and is true."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Said)
@@ -51,14 +51,14 @@ class _Said(float):
 
 SAID = _Said(
     0
-)  # the 0 of ``tab[t[b]; 0]``: where nothing is said 0 lies beyond the ends too, and a place that data say traps there
+)  # the 0 of ``tab[t[b]; 0]``; an implicit 0 also applies beyond the ends, but places from data trap there
 
 
 @record
 class Element:
-    """An element of an array, ``x[b, o*s + t]``; where a place lies outside, ``beyond``.
+    """An element of an array, ``x[b, o*s + t]``; if a place is outside, its value is ``beyond``.
 
-    beyond : 0.0, where nothing is said; `SAID`, where 0 is said of a place that data say.
+    beyond : 0.0 by default; `SAID` if an explicit 0 belongs to a place from data.
     """
 
     array: str
@@ -69,7 +69,7 @@ class Element:
 
 @record
 class Index:
-    """An index where it is bound: kept on the left, or reduced.  extent : said by ``<``, or None."""
+    """An index where it is bound: kept on the left, or reduced.  extent : given by ``<``, or None."""
 
     name: str
     extent: Node | None = None
@@ -88,7 +88,7 @@ class Reduction:
 
 @record
 class Call:
-    """A function of numbers, or one of `OPERATORS`, of its arguments; ``neg`` and ``not`` of one."""
+    """A function of numbers, or one of `OPERATORS`, with its arguments; ``neg`` and ``not`` are unary."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -102,8 +102,8 @@ Node = Number | Name | Element | Reduction | Call
 class Equation:
     """``name[kept] = value``.
 
-    kept : None, where no brackets are on the left: then names of arrays are whole arrays, as in NumPy.
-    text : that it was read from, or "".
+    kept : None if the left side has no brackets; then names of arrays are whole arrays, as in NumPy.
+    text : the text that it was parsed from, or "".
     """
 
     name: str
@@ -128,7 +128,7 @@ def element(array: str, *names: str) -> Element:
 
 # ---------------------------------------------------------------- walking
 def parts(node: Node) -> tuple[Node, ...]:
-    """The nodes right below a node."""
+    """The direct children of a node."""
     if isinstance(node, Call):
         return node.arguments
     if isinstance(node, Element):
@@ -137,7 +137,7 @@ def parts(node: Node) -> tuple[Node, ...]:
 
 
 def with_parts(node: Node, new: tuple[Node, ...]) -> Node:
-    """The node with other parts; the same object where they are the same."""
+    """The node with other children; the same object if they are unchanged."""
     if all(a is b for a, b in zip(parts(node), new)):
         return node
     if isinstance(node, Call):
@@ -149,7 +149,7 @@ def with_parts(node: Node, new: tuple[Node, ...]) -> Node:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and all below it, those above first."""
+    """The node and its descendants, parents first."""
     todo = [node]
     while todo:
         node = todo.pop()
@@ -158,23 +158,23 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def rewritten(node: Node, rule: Callable[[Node], Node]) -> Node:
-    """``rule`` applied to every node, to those below first."""
+    """``rule`` applied to every node, bottom-up."""
     below = parts(node)
     return rule(with_parts(node, tuple(rewritten(part, rule) for part in below)) if below else node)
 
 
 def is_data(place: Node) -> bool:
-    """Whether an array says it."""
+    """Whether it depends on an array."""
     return any(isinstance(n, Element) for n in walk(place))
 
 
 def said_beyond(value: float, places: tuple[Node, ...]) -> float:
-    """What an element is to be beyond its ends, as it stands in the tree."""
+    """The value of ``beyond`` in the tree for an explicit value beyond the ends."""
     return float(value) or (SAID if any(map(is_data, places)) else 0.0)
 
 
 def names(node: Node) -> set[str]:
-    """Names that are free in it: indexes that it does not reduce, extents, parameters; not of arrays with places."""
+    """Its free names: indexes that it does not reduce, extents, parameters; not arrays with places."""
     if isinstance(node, Name):
         return {node.name}
     found = set().union(*map(names, parts(node)))
@@ -182,28 +182,28 @@ def names(node: Node) -> set[str]:
 
 
 def arrays(node: Node) -> dict[str, None]:
-    """Arrays of which it reads elements, in order."""
+    """The arrays whose elements it reads, in order."""
     return dict.fromkeys(n.array for n in walk(node) if isinstance(n, Element))
 
 
 def values(node: Node) -> set[str]:
-    """What it reads, arrays by elements and all else by name: what has no axes, indexes and sizes too."""
+    """All names that it reads: arrays by elements, and anything by name, including indexes and sizes."""
     return {n.array if isinstance(n, Element) else n.name for n in walk(node) if isinstance(n, Element | Name)}
 
 
 def bound(equation: Equation) -> list[Index]:
-    """Indexes where they are bound, in order: kept, then reduced."""
+    """The bound indexes, in order: kept, then reduced."""
     reduced = [i for node in walk(equation.value) if isinstance(node, Reduction) for i in node.indexes]
     return [*(equation.kept or ()), *reduced]
 
 
 def own_elements(equation: Equation) -> list[Element]:
-    """Elements of its own result that it reads: it is a scan, or an update of what was there."""
+    """The elements that it reads from its result: it is a scan, or updates the old value."""
     return [n for n in walk(equation.value) if isinstance(n, Element) and n.array == equation.name]
 
 
 def substituted(node: Node, by: Mapping[str, Node]) -> Node:
-    """Names replaced by nodes; a bound index is renamed where its name is replaced by a name."""
+    """Names replaced by nodes; a bound index is renamed if its name is replaced by a name."""
     if isinstance(node, Name):
         return by.get(node.name, node)
     if isinstance(node, Reduction):

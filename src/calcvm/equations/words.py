@@ -1,4 +1,4 @@
-"""Sizes over the words of a row, of which nothing is known: what ranges and gradients compute with in place of numbers."""
+"""Symbolic sizes over the words of a row: ranges and gradients compute with them in place of numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from calcvm.equations.tree import Node, Number, call
 
 
 class OfWords:
-    """A sum of products of words, such as ``2*N + 1``, that is no number.  A word may be 0."""
+    """A sum of products of words, such as ``2*N + 1``, that is not a constant.  A word may be 0."""
 
     def __init__(self, found: Terms):
         self.terms = found
@@ -16,14 +16,14 @@ class OfWords:
     def node(self) -> Node:
         return of_terms(self.terms)
 
-    # ------------------------------------------------------------ as sizes of the batch have it
+    # ------------------------------------------------------------ the interface of batch sizes
     def at(self, n: int) -> int:
-        """Its value where every word is ``n``."""
+        """Its value if every word is ``n``."""
         return sum(times * n ** len(key) for key, times in self.terms.items())
 
     @property
     def a(self) -> int:
-        """1: it never falls; -1: it never rises, or nobody knows and ``at(1)`` says otherwise."""
+        """1: it never decreases; -1: it never increases, or its direction is unknown and ``at(1)`` >= 0; 1 if ``at(1)`` < 0."""
         signs = {times > 0 for times in self.terms.values()}
         return (1 if signs == {True} else -1) if len(signs) == 1 else -1 if self.at(1) >= 0 else 1
 
@@ -48,7 +48,7 @@ class OfWords:
     def __floordiv__(self, other: OfWords | int) -> OfWords | int:
         if other == self or other == 1:
             return 1 if other == self else self
-        raise ArithmeticError(f"nobody knows whether {self} is a multiple of {other}")
+        raise ArithmeticError(f"cannot tell whether {self} is a multiple of {other}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OfWords) and self.terms == other.terms

@@ -1,4 +1,4 @@
-"""Exploration: hyperparameter and architecture search.  Optuna chooses and judges, fleets train."""
+"""Exploration: hyperparameter and architecture search.  Optuna chooses and prunes trials, fleets train them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from calcvm.vm.run.feeds import numbers
 
 __all__ = ["Exploration", "RayEngine", "Trial", "explore"]
 
-# Trials at once in a heap: more keep its workers no busier.  A sampler learns from those that have ended, so that they are a share
-# of all at most, and few of few.
+# Trials at once in a heap.  More do not keep its workers busier.  A sampler learns from finished trials only, so at most a
+# share of all trials run at once, and few if there are few.
 CONCURRENT, SHARE, FEW = 64, 8, 4
 
 
@@ -59,57 +59,57 @@ def explore(
     ----------
     build : callable
         ``build(trial)`` returns a graph (`build_graph`, or any with a path that trains and one called "predict"), or a
-        graph and a dict of hyperparameters; there ``"batch_size"`` is the trial's own.  ``trial["width"]`` is what the
-        sampler chose.  Graphs that differ in hyperparameters of the optimizer alone share one program.
+        graph and a dict of hyperparameters; ``"batch_size"`` in it applies to this trial.  ``trial["width"]`` is the
+        sampler's choice.  Graphs that differ only in hyperparameters of the optimizer share one program.
     space : dict
-        By name a list of values, ``(low, high)``, ``(low, high, "log")``, ``(low, high, step)`` (whole numbers between
-        whole bounds), or a distribution of Optuna.
+        By name a list of values, ``(low, high)``, ``(low, high, "log")``, ``(low, high, step)`` (integers if the bounds
+        are), or a distribution of Optuna.
     data : tuple of ndarray, or mapping
         As for `Fleet.add`; shared by all trials, never copied.
     validation : the same, or the share of samples at the end of the data to hold out
     n_trials : int
-        Of the whole study: with ``storage`` those of earlier runs count.
+        Trials of the whole study; with ``storage`` those of earlier runs count.
     rounds : int
         Epochs of a trial that is not pruned.
     memory : int or str
-        The heap's bytes; a trial whose program is larger fails.
+        Bytes of the heap; a trial whose program is larger fails.
     workers : int, optional
         Default: all cores.
     batch_size : int
     sampler : "tpe", "random", "grid", "cmaes", or a sampler of Optuna
     pruner : "hyperband", "halving", "median", None, or a pruner of Optuna
     metric : str, optional
-        A figure of a round: "val_loss" (the default where there is validation data), "val_accuracy", "loss".
+        A figure of a round: "val_loss" (the default with validation data), "val_accuracy", "loss".
     maximize : bool, optional
-        Default: what the metric's name says, as of a loss or an accuracy; a name that does not say it is refused.
+        Default: inferred from names such as loss or accuracy.  For other metrics it is required.
     concurrent : int, optional
-        The most trials at once in a heap; fewer where more do not fit.  Default: an eighth of ``n_trials``, from 4 to 64.  The
-        sampler has only those to learn from that have ended: of as many as there are trials none is better than a random one.
+        The most trials at once in a heap; fewer run if they do not fit.  Default: an eighth of ``n_trials``, from 4 to 64.
+        The sampler learns from finished trials only.  If all trials run at once it is no better than random sampling.
     engine : "local", "ray", or a `RayEngine`
         "ray": a fleet with a heap of ``memory`` bytes on every node.
     storage : str, optional
-        Such as ``"sqlite:///search.db"``: every trial that has ended is kept there, and a search with the same
-        ``study_name`` goes on after the last.
+        Such as ``"sqlite:///search.db"``.  Every finished trial is stored there.  A search with the same ``study_name``
+        continues after the last one.
     seed : int
         With engine "local" the same seed gives the same result, for any number of workers.
     keep : int
-        Models to keep at hand; `Exploration.top` trains others again.
+        Number of models to keep in memory; `Exploration.top` retrains others.
     progress : bool
 
     Returns
     -------
-    Exploration : also after Ctrl-C, with what is done (``result.stopped`` says so)
+    Exploration : also after Ctrl-C, with the finished trials (``result.stopped`` says so)
 
     Raises
     ------
-    CalcError : an argument is unusable; the study has not been touched then.
+    CalcError : an argument is invalid; the study is unchanged.
     MissingExtra : Optuna (extra ``explore``) or Ray (extra ``ray``) is not installed.
 
     Notes
     -----
-    Optuna takes its time: for 1000 trials with Hyperband 6 s with TPE and 1.3 s with random sampling, of 10 s and 6 s
-    (two cores, the digits, networks up to 64-64-64-64-10).  It is asked only where something can be decided, not
-    between two rungs, and a storage is written once a trial: 6 to 25 ms in SQLite, by the disk.
+    For 1000 trials with Hyperband, Optuna takes 6 s of 10 s with TPE, and 1.3 s of 6 s with random sampling (two cores, the
+    digits, networks up to 64-64-64-64-10).  It is called only when a decision is possible, not between two rungs.  A
+    storage is written once per trial: 6 to 25 ms in SQLite, depending on the disk.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def explore(
 
 
 def _held_out(data: Any, validation: Any) -> tuple[Any, Any]:
-    """Data to train on and to judge by."""
+    """The training data and the validation data."""
     if not isinstance(data, (tuple, list, Mapping)) or not data:
         raise CalcError(f"data: a tuple of arrays (X, y), or a mapping by name, is wanted, not {checks.called(data)}")
     arrays = list(data.values() if isinstance(data, Mapping) else data)

@@ -1,4 +1,4 @@
-"""The engine on Ray: a fleet on each node, in a heap of its own.  The study stays with the process that searches."""
+"""The engine on Ray: a fleet on each node, with its own heap.  The study stays in the process that searches."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from calcvm.errors import CalcError, MissingExtra
 from calcvm.exploration.worker import Report, Task, Turn, Worker
 from calcvm.model import Model, load
 
-START_SECONDS = 60  # in which a worker must come up
+START_SECONDS = 60  # time for a worker to start
 CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Where `explore` finds Ray, and how many workers it starts there.
+    """The Ray cluster that `explore` uses, and the number of workers to start there.
 
     Parameters
     ----------
     address : str, optional
-        Of a cluster, as for ``ray.init`` (default: the cluster that the process is connected to, or that of
-        ``RAY_ADDRESS``; else Ray is started on this machine).
+        Of a cluster, as for ``ray.init``.  Default: the cluster that the process is connected to, or that of
+        ``RAY_ADDRESS``; else Ray is started on this machine.
     actors : int, optional
-        Workers, each with a heap of ``memory`` bytes (default: one a node).
+        Workers, each with a heap of ``memory`` bytes (default: one per node).
     """
 
     address: str | None = None
@@ -56,7 +56,7 @@ class _Actor:
 
 
 class Cluster:
-    """Actors on Ray, one a home; one that dies is replaced."""
+    """Actors on Ray, one per home.  One that dies is replaced."""
 
     def __init__(self, options: RayEngine, task: Task):
         try:
@@ -68,7 +68,7 @@ class Cluster:
         if self._began:
             _connect(ray, options.address)
         self._files: dict[int, bytes] = {}
-        self._running: dict[Any, int] = {}  # home by the reference of its answer
+        self._running: dict[Any, int] = {}  # home, by the reference of its result
         try:
             nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
             if not nodes:
@@ -96,7 +96,7 @@ class Cluster:
             reports, files = self.ray.get(done)
         except self.ray.exceptions.RayTaskError as error:
             raise CalcError(f"a worker failed: {error.cause!r}") from error
-        except self.ray.exceptions.RayError:  # it is gone
+        except self.ray.exceptions.RayError:  # the worker died
             self._actors[home] = self._actor(home)
             self._await(self._actors[home])
             return home, None
@@ -124,7 +124,7 @@ class Cluster:
             raise CalcError(f"build and data must be such that Ray can send them to its workers: {error}") from error
 
     def _actor(self, home: int) -> Any:
-        """Begin a worker on its node, or on another where that is gone."""
+        """Start a worker on its node, or on another node if that one is gone."""
         node, cpus = self._seats[home]
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         actor = self.ray.remote(_Actor).options(num_cpus=cpus, scheduling_strategy=affinity)
@@ -151,7 +151,7 @@ def _connect(ray: Any, address: str | None) -> None:
         if address and (host := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
             socket.create_connection((host[1], int(host[2])), CONNECT_SECONDS).close()  # Ray itself tries for minutes
         ray.init(**options, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Ray raises many types
         where = f"at {address}" if address else "on this machine"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CalcError(f"Ray {where} cannot be reached: {reason}; is it running? engine='local' needs none") from error

@@ -1,4 +1,4 @@
-"""Engines: what carries a search's turns to workers.  Here the one in this process; `cluster` has the one on Ray."""
+"""Engines, which run a search's turns on workers.  This one is local; `cluster` has the one on Ray."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from calcvm.model import Model
 
 
 class Engine(Protocol):
-    """Workers by their homes, 0 to ``homes``; each does one turn at a time."""
+    """Workers at homes 0 to ``homes`` - 1; each does one turn at a time."""
 
     homes: int
 
     def submit(self, home: int, turn: Turn) -> None:
-        """Hand a turn to a worker that is idle."""
+        """Give a turn to an idle worker."""
 
     def wait(self) -> tuple[int, list[Report] | None]:
-        """The next worker that is done, and its reports; None: it was lost with its trials, another has its home."""
+        """The home of the next worker to finish, and its reports; None if it died with its trials and was replaced."""
 
     def model(self, number: int) -> Model | None:
-        """The model of a trial that was to be kept, if it is here."""
+        """The model of a trial to keep, if it is here."""
 
     def close(self) -> None:
-        """End the workers; models stay."""
+        """Stop the workers; models stay."""
 
 
 class Local:

@@ -1,4 +1,4 @@
-"""Programs of a search: graphs that differ in their hyperparameters alone are compiled once."""
+"""Programs of a search.  Graphs that differ only in hyperparameters are compiled once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calcvm.vm.program.program import Program
 
 
 class Programs:
-    """Compiles graphs, and remembers the programs used last.
+    """Compile graphs, with a cache of the programs used last.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Programs:
 
 
 def _differences(graph: CalcGraph, program: Program) -> dict[str, float]:
-    """Slots of the optimizer that differ from the program's (clipping that both lack is infinite in both)."""
+    """Slots of the optimizer that differ from the program's.  An absent clipping is infinite in both, and equal."""
     (path,) = (p for p in graph.paths.values() if p.optimizer is not None)
     hyper = program.info["paths"][path.name]["hyper"]
     (slots,) = (facts["slots"] for facts in program.info["state"] if facts["symbol"] == hyper)

@@ -1,4 +1,4 @@
-"""What a search has found."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
 class Exploration(Uncopied):
-    """The trials of a search, and its models.  Printing shows the best trials and how many ended how.
+    """The trials of a search, and its models.  Printing shows the best trials and the counts by status.
 
     Attributes
     ----------
@@ -29,12 +29,12 @@ class Exploration(Uncopied):
     study : Optuna's study, for its plots and importances
     metric : str
     maximize : bool
-    stopped : why the search ended before its time, or ""
+    stopped : why the search ended early, or ""
     lost : workers that died
-    seconds : dict of float: ``total``, and of it what ``optuna`` took
+    seconds : dict of float: ``total``, and the part spent in ``optuna``
     """
 
-    _instead = "its trials and models are: result.trials, result.top(k); a study is kept by storage="
+    _instead = "copy its trials and models: result.trials, result.top(k); storage= keeps a study"
 
     SHOWN = 10
 
@@ -64,7 +64,7 @@ class Exploration(Uncopied):
         return f"<exploration of {len(self)} trials{best}>"
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame: a row for each trial, by its number (MissingExtra: pandas is not installed, extra ``pandas``)."""
+        """A pandas DataFrame with one row per trial, indexed by number (MissingExtra: pandas is not installed, extra ``pandas``)."""
         rows = [
             {
                 "trial": t.number,
@@ -80,7 +80,7 @@ class Exploration(Uncopied):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many trials ended how, by status."""
+        """The number of trials by status."""
         return dict(Counter(trial.status for trial in self.trials).most_common())
 
     @property
@@ -96,7 +96,7 @@ class Exploration(Uncopied):
 
         Raises
         ------
-        CalcError : no trial is complete; says what most of them failed with.
+        CalcError : no trial is complete; the message gives the most frequent reason.
         """
         return self._first(1)[0]
 
@@ -121,7 +121,7 @@ class Exploration(Uncopied):
     def top(self, k: int = 1) -> list[Model]:
         """Models of the k best trials, best first.
 
-        The ``keep`` best are there; others are trained again, which gives the same bits.
+        The ``keep`` best are in memory; others are retrained, which gives the same bits.
         """
         trials = self._first(k)
         models = {t.number: self._model(t.number) for t in trials}
@@ -136,11 +136,11 @@ class Exploration(Uncopied):
         fresh = [Trial(t.number, t.params, t.seed) for t in trials]
         for report in worker.turn(Turn(fresh, rounds={t.number: t.rounds for t in trials})):
             if report.status == "failed":
-                raise CalcError(f"trial {report.number} cannot be trained again: {report.reason}")
+                raise CalcError(f"trial {report.number} cannot be retrained: {report.reason}")
         return {t.number: worker.model(t.number) for t in trials}
 
     def ensemble(self, k: int, method: str = "mean") -> Ensemble:
-        """The k best models, to predict together (see `Ensemble`)."""
+        """An `Ensemble` of the k best models."""
         return Ensemble(self.top(k), method=method)
 
     # ------------------------------------------------------------ showing
@@ -148,7 +148,7 @@ class Exploration(Uncopied):
         """Draw learning curves and the best value over time into a file (extra ``plot``)."""
         from calcvm.exploration.picture import draw
 
-        draw(self, path)
+        draw(self.trials, self.metric, self.maximize, path)
 
     def __str__(self) -> str:
         header, rows, rest = self._shown()
@@ -159,7 +159,7 @@ class Exploration(Uncopied):
         return html(repr(self), header, rows, "; ".join(rest))
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
-        """A header, the best trials, and what is said below them."""
+        """Column names, the best trials, and the notes below them."""
         header = ["trial", self.metric, *self.trials[0].params, "rounds", "bytes"] if self.trials else []
         rows = [
             [

@@ -1,4 +1,4 @@
-"""The search itself: trials go to workers, their figures come back, Optuna says which go on."""
+"""The search itself: send trials to workers, collect their figures, and let Optuna prune."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from calcvm.exploration.trial import Trial, seed_of
 from calcvm.exploration.worker import Report, Turn
 from calcvm.vm.run.signals import orderly_end
 
-TRIES = 3  # of a trial whose workers die
+TRIES = 3  # for a trial whose workers die
 
 
 class Search:
-    """Hands out turns until ``n_trials`` trials have ended.
+    """Send turns to workers until ``n_trials`` trials have ended.
 
     Attributes
     ----------
     trials : by number
     kept : numbers of the best complete trials, best first, at most ``keep``
-    stopped : why it ended before its time
+    stopped : why it ended early
     lost : workers that died
     """
 
@@ -49,8 +49,8 @@ class Search:
         self.sign = -1 if maximize else 1
         self.trials = {trial.number: trial for trial in study.earlier}
         self.stopped, self.lost = "", 0
-        self._ranks: list[tuple[float, int]] = []  # of the kept: the value, smallest first, and the number
-        self._home: dict[int, int] = {}  # of every trial that a worker has, running or kept
+        self._ranks: list[tuple[float, int]] = []  # kept trials: the value, smallest first, and the number
+        self._home: dict[int, int] = {}  # home of every trial that a worker holds, running or kept
         self._live: list[set[int]] = [set() for _ in range(engine.homes)]
         self._release: list[list[int]] = [[] for _ in range(engine.homes)]
         self._save: list[list[int]] = [[] for _ in range(engine.homes)]
@@ -69,7 +69,7 @@ class Search:
         return len(self.trials) - sum(map(len, self._live)) - len(self._again)
 
     def run(self) -> None:
-        """Search.  Ctrl-C, a storage that cannot be written and a cluster that is gone end it with what is done."""
+        """Search.  Ctrl-C, an unwritable storage or a lost cluster end it with the finished trials."""
         try:
             with orderly_end() as check:
                 while self._hand_out():
@@ -87,7 +87,7 @@ class Search:
             self.stopped = "interrupted"
         except CalcError as error:
             self.stopped = str(error)
-            warnings.warn(f"the search has ended with what is done: {error}", CalcWarning, stacklevel=3)
+            warnings.warn(f"the search ended early, with the finished trials: {error}", CalcWarning, stacklevel=3)
         finally:
             for trial in self.trials.values():
                 if trial.status == "running":
@@ -96,7 +96,7 @@ class Search:
 
     # ------------------------------------------------------------ to workers
     def _hand_out(self) -> bool:
-        """Give every idle worker a turn if there is one; False: none is at work."""
+        """Give every idle worker a turn, if there is one.  False if no worker is busy afterwards."""
         for home in sorted(self._idle):
             start = []
             while len(self._live[home]) < self.concurrent and (trial := self._next()):
@@ -123,14 +123,14 @@ class Search:
 
     # ------------------------------------------------------------ from workers
     def _take(self, trial: Trial, report: Report) -> None:
-        """Take note of a turn of a trial, and decide how it goes on."""
+        """Record the report on a trial, and decide how it continues."""
         for name, figures in report.curves.items():
             trial.curves.setdefault(name, []).extend(figures)
         trial.rounds, trial.nbytes = len(trial.curves.get("loss", ())), report.nbytes
         if report.status != "failed" and self.metric not in trial.curves:
             known = ", ".join(map(repr, trial.curves))
             report.status, report.reason = "failed", f"metric {self.metric!r}: the figures of a round are {known}"
-            if not any(self.metric in other.curves for other in self.trials.values()):  # nor will others have it
+            if not any(self.metric in other.curves for other in self.trials.values()):  # other trials will lack it too
                 self._end(trial, "failed", report.reason)
                 raise CalcError(report.reason)
         if report.status == "failed":
@@ -163,7 +163,7 @@ class Search:
         self.study.end(trial)
 
     def _lose(self, home: int) -> None:
-        """The worker died: its trials start again, on whichever worker has room."""
+        """A worker died: restart its trials on any worker that has room."""
         self.lost += 1
         for number in sorted(self._live[home]):
             trial = self.trials[number]

@@ -1,4 +1,4 @@
-"""The search space: what a user writes becomes Optuna's distributions."""
+"""The search space: convert a user's forms to Optuna's distributions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def distributions(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Optuna's distributions by name (see `calcvm.exploration.explore` for the forms that a space takes).
+    """Optuna's distributions by name (see `calcvm.exploration.explore` for the forms of a space).
 
     Raises
     ------
-    CalcError : the space is empty, or an entry is of no known form; names the entry.
+    CalcError : the space is empty, or an entry has an unknown form; the message names the entry.
     """
     if not isinstance(space, Mapping) or not space:
         raise CalcError(
@@ -35,8 +35,8 @@ def _distribution(name: str, entry: Any) -> Any:
     if isinstance(entry, list):
         if not entry or not all(isinstance(value, PLAIN) for value in entry):
             raise CalcError(
-                f"space[{name!r}] = {entry!r}: a list has the values to choose from, numbers or texts; "
-                "choose others by their names, in build"
+                f"space[{name!r}] = {entry!r}: a list holds the values to choose from, numbers or texts; "
+                "give other objects names here, and look them up in build"
             )
         return optuna.CategoricalDistribution(entry)
     bounds, kind = _bounds(name, entry)

@@ -1,7 +1,7 @@
-"""Optuna's part of a search: what to try next, and what to stop.
+"""Optuna's part of a search: choosing trials, and pruning them.
 
-The study is kept in memory, where a question costs microseconds.  A storage gets every trial once, in one transaction,
-when it has ended: 6 ms a trial in SQLite, where following each step there takes 43 ms.
+The study is in memory, where a call takes microseconds.  A storage gets every trial once, in one transaction when it has
+ended: 6 ms per trial in SQLite.  Storing each step there would take 43 ms.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from calcvm.errors import CalcError, MissingExtra
 from calcvm.exploration.space import distributions, grid
 from calcvm.exploration.trial import Trial, seed_of
 
-REDUCTION = 3  # of 3 trials at a rung one goes on
-STARTUP_TRIALS = 10  # of the median pruner: complete trials that it compares with
+REDUCTION = 3  # one of 3 trials continues after a rung
+STARTUP_TRIALS = 10  # complete trials that the median pruner needs for comparison
 FACTS = "calcvm"  # attribute of a stored study, and of its trials
 T = TypeVar("T")
 
 
 def library() -> Any:
-    """Optuna, which is optional."""
+    """Import Optuna, which is optional."""
     try:
-        with warnings.catch_warnings():  # tqdm's, in a notebook, of bars that are not drawn
+        with warnings.catch_warnings():  # in notebooks tqdm warns of missing progress bars
             warnings.filterwarnings("ignore", "IProgress not found")
             import optuna
     except ImportError as error:
@@ -51,20 +51,20 @@ def _timed(method: Callable[..., T]) -> Callable[..., T]:
 
 
 class Study:
-    """What to try next, what to stop, and where it is kept.
+    """An Optuna study in memory, with an optional storage.
 
     Parameters
     ----------
     maximize : bool
-    facts : JSON-able dict; a stored study goes on only with equal ones.
+    facts : JSON-able dict; a stored study continues only with equal facts.
 
     Attributes
     ----------
     optuna : Optuna's study, in memory
-    earlier : trials that the storage held already
-    size : how many trials the sampler has at most (a grid's), or None
-    exhausted : whether the sampler has nothing more to try
-    seconds : that Optuna has taken
+    earlier : trials that the storage already had
+    size : the most trials that the sampler has (a grid's), or None
+    exhausted : whether the sampler has no more trials
+    seconds : spent in Optuna
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Study:
         direction = "maximize" if maximize else "minimize"
         self._stored = None if storage is None else _open(lib, storage, name, direction, facts)
         stored = [] if self._stored is None else self._stored.get_trials(deepcopy=False)
-        earlier = [trial for trial in stored if FACTS in trial.user_attrs]  # not what others have added
+        earlier = [trial for trial in stored if FACTS in trial.user_attrs]  # without trials that other programs added
         if isinstance(sampler, str) and sampler == "grid":
             self.size = math.prod(map(len, grid(space).values()))
         sampler = _sampler(
@@ -98,21 +98,21 @@ class Study:
         )
         self.optuna = _quietly(lib, make)
         self._live: dict[int, Any] = {}
-        self._judged: dict[int, int] = {}  # the last round, by number
+        self._judged: dict[int, int] = {}  # last judged round, by number
         self.earlier = [
             self._go_on_from(frozen) for frozen in sorted(earlier, key=lambda t: t.user_attrs[FACTS]["number"])
         ]
 
     def _go_on_from(self, frozen: Any) -> Trial:
-        """Take a trial of the storage over."""
+        """Add a trial of the storage to the study in memory."""
         trial = Trial(**{"params": frozen.params, "value": frozen.value, **frozen.user_attrs[FACTS]})
         lib = library()
-        while len(self.optuna.get_trials(deepcopy=False)) < trial.number:  # it was running when the search was ended
+        while len(self.optuna.get_trials(deepcopy=False)) < trial.number:  # it was running when the search ended
             self.optuna.add_trial(lib.trial.create_trial(state=lib.trial.TrialState.FAIL))
         self.optuna.add_trial(frozen)
         return trial
 
-    # ------------------------------------------------------------ asking and telling
+    # ------------------------------------------------------------ ask and tell
     @_timed
     def ask(self) -> tuple[int, dict[str, Any]]:
         """The next trial's number and parameters."""
@@ -121,14 +121,14 @@ class Study:
         return trial.number, trial.params
 
     def next_rung(self, rounds: int) -> int:
-        """The round after which a trial that has done ``rounds`` is judged next."""
+        """The round of the next rung, for a trial that has done ``rounds``."""
         return self.rungs[bisect.bisect_right(self.rungs, rounds)]
 
     @_timed
     def prunes(self, trial: Trial) -> bool:
-        """Judge a trial by its value after as many rounds as it has done."""
+        """Whether to prune a trial, by its value after the rounds done."""
         live = self._live[trial.number]
-        if trial.rounds <= self._judged.get(trial.number, 0):  # in an earlier try, and let go on
+        if trial.rounds <= self._judged.get(trial.number, 0):  # an earlier try passed this rung
             return False
         self._judged[trial.number] = trial.rounds
         live.report(trial.value, trial.rounds)
@@ -136,7 +136,7 @@ class Study:
 
     @_timed
     def end(self, trial: Trial) -> None:
-        """Record what became of a trial, and store it.
+        """Record the end of a trial, and store it.
 
         Raises
         ------
@@ -151,7 +151,7 @@ class Study:
         try:
             self.optuna.tell(live, trial.value if state is states.COMPLETE else None, state)
         except RuntimeError as error:
-            if "Study.stop" not in str(error):  # how an exhausted sampler ends `Study.optimize`
+            if "Study.stop" not in str(error):  # raised by an exhausted sampler, which means to end `Study.optimize`
                 raise
             self.exhausted = True
         if self._stored is None:
@@ -168,11 +168,11 @@ class Study:
                     intermediate_values=frozen.intermediate_values,
                 )
             )  # fmt: skip
-        except Exception as error:  # of the storage's own making
+        except Exception as error:  # storages raise their own types
             raise CalcError(f"the storage cannot be written: {_first_line(error)}") from error
 
     def close(self) -> None:
-        """Leave no trial running, not even one that was being asked for when the search was interrupted."""
+        """End all running trials, including one that was being chosen when the search was interrupted."""
         states = library().trial.TrialState
         for frozen in self.optuna.get_trials(deepcopy=False, states=(states.RUNNING,)):
             self.optuna.tell(frozen.number, state=states.FAIL)
@@ -221,7 +221,7 @@ def _pruner(lib: Any, given: Any, rounds: int) -> Any:
 
 
 def _rungs(pruner: Any, rounds: int) -> list[int]:
-    """After which rounds a pruner can decide anything; ``rounds`` is the last."""
+    """The rounds after which a pruner can decide; the last is ``rounds``."""
     if pruner is None:
         return [rounds]
     if isinstance(pruner, str) and pruner in ("hyperband", "halving"):
@@ -230,11 +230,11 @@ def _rungs(pruner: Any, rounds: int) -> list[int]:
 
 
 # ---------------------------------------------------------------- storage
-ATTEMPTS = 3  # of opening one
+ATTEMPTS = 3  # to open a storage
 
 
 def _open(lib: Any, storage: Any, name: str, direction: str, facts: dict[str, Any]) -> Any:
-    """The stored study, made or found."""
+    """The stored study, created or loaded."""
     where = storage if isinstance(storage, str) else type(storage).__name__
     for attempt in range(ATTEMPTS):
         try:
@@ -247,24 +247,24 @@ def _open(lib: Any, storage: Any, name: str, direction: str, facts: dict[str, An
             if known is None and not foreign:
                 study.set_user_attr(FACTS, facts)
             break
-        except Exception as error:  # of the storage's own making
+        except Exception as error:  # storages raise their own types
             if attempt == ATTEMPTS - 1:
                 raise CalcError(f"storage {where}: cannot be used: {_first_line(error)}") from error
-            time.sleep(0.1)  # another process may be making its tables
+            time.sleep(0.1)  # another process may be creating its tables
     if foreign:
-        raise CalcError(f"storage {where}: the study {name!r} is not of cv.explore; give another study_name")
+        raise CalcError(f"storage {where}: the study {name!r} was not made by cv.explore; give another study_name")
     facts = json.loads(json.dumps(facts))
     for key in known or {}:
         if known[key] != facts.get(key):
             raise CalcError(
                 f"storage {where}: the study {name!r} was begun with {key}={known[key]!r}, not {facts.get(key)!r}: "
-                "go on with what it was begun with, or give another study_name"
+                "continue with the same value, or give another study_name"
             )
     return study
 
 
 def _quietly(lib: Any, make: Callable[[], T]) -> T:
-    """What ``make`` makes, without the line that Optuna logs for each new study."""
+    """Call ``make`` without the line that Optuna logs for each new study."""
     level = lib.logging.get_verbosity()
     try:
         lib.logging.set_verbosity(max(level, lib.logging.WARNING))
@@ -272,7 +272,7 @@ def _quietly(lib: Any, make: Callable[[], T]) -> T:
     finally:
         try:
             lib.logging.set_verbosity(level)
-        finally:  # where a signal came first
+        finally:  # in case a signal came first
             lib.logging.set_verbosity(level)
 
 

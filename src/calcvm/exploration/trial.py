@@ -1,4 +1,4 @@
-"""A trial: what the sampler chose, and what became of it."""
+"""A trial: its parameters and its outcome."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from calcvm.errors import CalcError
 
 @dataclass
 class Trial:
-    """One model of a search: ``build`` gets it with what was chosen, the result lists it with what it reached.
+    """One model of a search.  ``build`` gets it with its parameters; the result lists it with its outcome.
 
     Attributes
     ----------
     number : int, from 0
-    params : what the sampler chose, by name; ``trial["width"]`` is short for one
-    seed : int, of its initial weights, shuffling and dropout; a function of the search's seed and the number
+    params : the sampler's choices, by name; ``trial["width"]`` is short for one
+    seed : int, of the initial weights, shuffling and dropout; a function of the search's seed and the number
     status : "running", "complete" (all rounds), "pruned", "failed" or "interrupted"; ``reason`` says why
-    value : the metric after the last round, None without one
-    rounds : how many it has been trained
-    curves : ``loss``, ``val_loss``, ... by name, a figure a round
-    nbytes : of the heap, that its program takes; None where there is no program
-    seconds : since the search began, when it ended
+    value : the metric after the last round; None without one
+    rounds : rounds trained so far
+    curves : ``loss``, ``val_loss``, ... by name, one figure per round
+    nbytes : bytes of the heap that its program takes; None without a program
+    seconds : from the start of the search to the trial's end
     """
 
     number: int
@@ -49,5 +49,5 @@ class Trial:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """A seed for each trial of a search, and for what follows the trials of an earlier run."""
+    """A seed for each trial of a search, and for the trials that continue an earlier run."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])

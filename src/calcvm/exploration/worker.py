@@ -1,4 +1,4 @@
-"""Where trials are trained: a fleet in a heap of its own.  One in this process, or one on each node of a cluster."""
+"""Workers, which train trials: a fleet with its own heap, in this process or on each node of a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Build = Callable[[Trial], Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What the trials of a search have in common."""
+    """The settings common to all trials of a search."""
 
     build: Build
     data: Any
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a worker does next: take trials on, let models go, hand models over, train each trial for some rounds."""
+    """A worker's next turn: add trials, release models, return models, and train each trial for some rounds."""
 
     start: list[Trial] = field(default_factory=list)
     release: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass
 class Report:
-    """What a turn has made of a trial: the figures of its new rounds."""
+    """The outcome of a turn for one trial: the figures of its new rounds."""
 
     number: int
     status: str = "running"  # complete | pruned | failed
@@ -56,18 +56,18 @@ class Report:
 
 
 class Worker:
-    """A fleet and the trials in it.  Trials that do not fit beside those in training wait until one leaves."""
+    """A fleet and its trials.  A trial without room waits until a training trial leaves."""
 
     def __init__(self, task: Task):
         self.task = task
         self.fleet = Fleet(memory=task.memory, workers=task.workers)
         self.programs = Programs(task.memory)
         self._waiting: dict[int, tuple[Trial, Program, dict[str, float]]] = {}
-        self._training: dict[int, int] = {}  # the rounds that were reported
-        self._handles: dict[int, Handle] = {}  # of those in training, and of those that may be kept
+        self._training: dict[int, int] = {}  # rounds reported so far
+        self._handles: dict[int, Handle] = {}  # trials in training, and those that may be kept
 
     def turn(self, turn: Turn) -> list[Report]:
-        """Do a turn; a report for each trial that was trained or could not be."""
+        """Do a turn, and return a report for each trial that was trained or failed."""
         for number in turn.release:
             self.release(number)
         failed = [self._prepare(trial) for trial in turn.start] + self._admit()
@@ -75,36 +75,36 @@ class Worker:
         return [*filter(None, failed), *map(self._report, list(self._training))]
 
     def release(self, number: int) -> None:
-        """Let a trial go, and its model with it."""
+        """Remove a trial and its model."""
         self._waiting.pop(number, None)
         self._training.pop(number, None)
         if number in self._handles:
             self._handles.pop(number).close()
 
     def model(self, number: int) -> Model | None:
-        """The model of a trial that has not been released."""
+        """The model of a trial that was not released."""
         handle = self._handles.get(number)
         return None if handle is None else handle.model
 
     def file(self, number: int) -> bytes:
-        """The model as `Model.save` writes it."""
+        """The model in the format of `Model.save`."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.calc"
             self._handles[number].model.save(path)
             return path.read_bytes()
 
     def _prepare(self, trial: Trial) -> Report | None:
-        """Build and compile; a report if that fails, whatever the reason."""
+        """Build and compile a trial; return a report if that fails for any reason."""
         try:
             graph, hyper = _built(self.task.build(trial))
             program, own = self.programs.of(graph, hyper.pop("batch_size", self.task.batch_size))
-        except Exception as error:  # build is the user's
+        except Exception as error:  # the user's build may raise anything
             return _failed(trial.number, error)
         self._waiting[trial.number] = trial, program, {**own, **hyper}
         return None
 
     def _admit(self) -> list[Report | None]:
-        """Load as many of the waiting trials as there is room for, in their order."""
+        """Load waiting trials, in order, until there is no more room."""
         failed: list[Report | None] = []
         room = self.task.memory - sum(self._handles[number].nbytes for number in self._training)
         for number, (trial, program, hyper) in list(self._waiting.items()):
@@ -135,11 +135,11 @@ class Worker:
         return report
 
 
-ENDS = {"not finite": "pruned", "trapped": "failed"}  # of a handle's status: the trial's
+ENDS = {"not finite": "pruned", "trapped": "failed"}  # status of a handle: status of its trial
 
 
 def _built(answer: Any) -> tuple[CalcGraph, dict[str, Any]]:
-    """What build has returned, checked."""
+    """The return value of build, checked."""
     graph, hyper = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     if not isinstance(graph, CalcGraph) or not isinstance(hyper, Mapping):
         kinds = ", ".join(type(part).__name__ for part in (answer if isinstance(answer, tuple) else [answer]))
@@ -148,7 +148,7 @@ def _built(answer: Any) -> tuple[CalcGraph, dict[str, Any]]:
 
 
 def _failed(number: int, error: Exception) -> Report:
-    """A trial's failure, with the line of the user's code that it comes from."""
+    """A report of a failed trial, with the line of the user's code that raised."""
     text = str(error) if isinstance(error, CalcError) else f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f"{f.filename}:{f.lineno}" for f in reversed(frames) if not f.filename.startswith(HERE)), "")

@@ -1,4 +1,4 @@
-"""Many models, of one shape or of many, trained at once in one heap."""
+"""Train many models, of one shape or of many, at once in one heap."""
 
 from calcvm.fleet.fleet import Fleet
 from calcvm.fleet.handle import Handle

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -14,8 +13,9 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, Uncopied, within
-from calcvm.fleet.handle import Handle
+from calcvm.fleet.handle import Converted, Handle
 from calcvm.fleet.results import Results
+from calcvm.fleet.tasks import Tasks
 from calcvm.model import Model
 from calcvm.model.adapting import adapt_new
 from calcvm.model.data import arrays_of
@@ -29,7 +29,6 @@ from calcvm.vm.memory.slot import Slot
 from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.memory.turns import Turns, anyone_waits
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
-from calcvm.vm.program.encoding import aligned
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import DEVICES
@@ -38,28 +37,16 @@ from calcvm.vm.run.loaded import Loaded
 from calcvm.vm.run.signals import orderly_end
 from calcvm.vm.run.slices import SLICE_SECONDS
 
-FIRST_SLOTS = 64  # of the table of tasks
-FIRST_ROUNDS = 8  # of a turn, before anything was measured
-TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
-
-
-@dataclass(frozen=True, eq=False)
-class Converted:
-    """An array that compiled code cannot read where it is, and one that it can.
-
-    Models that read it keep it; while one does, ``given`` lives, and its id is no other object's.
-    """
-
-    given: Any
-    array: np.ndarray
+FIRST_ROUNDS = 8  # rounds per turn before anything was measured
+TURNS = 16  # least turns per worker in a slice; a worker waits for at most one turn of another at the end
 
 
 class Fleet(Uncopied):
-    """Many models trained at once: each by one worker at a time, none waiting for another.
+    """Train many models at once in one heap.  One worker at a time trains a model, and no model waits for another.
 
-    Workers take the next model from a queue, train it for some rounds on its own slice of the heap, and go on,
-    in compiled code.  Models of one program share its rows, different ones run side by side.  A model ends with
-    the same bits as by `Model.fit` alone, for any number of workers and any order.
+    In compiled code, workers take the next model from a queue, train it for some rounds on its slice of the heap, and go
+    on.  Models of one program share its rows; different programs run side by side.  A model ends with the same bits as
+    by `Model.fit` alone, for any number of workers and any order.
 
     Parameters
     ----------
@@ -68,10 +55,10 @@ class Fleet(Uncopied):
     workers : int, optional
         Default: as many as the device runs at once, such as the machine's cores.
     store : MemoryStore or FileStore, optional
-        Where models are while others take their room, if they do not all fit at once.  In a `FileStore` each is
-        also kept after every epoch, so that a process that is killed loses at most the epoch in flight (see `fit`).
+        Holds the models that are switched out if they do not all fit at once.  A `FileStore` also writes each model after
+        every epoch, so a killed process loses at most the current epoch (see `fit`).
     device : str
-        What the models' programs are compiled for.
+        The device that the models' programs are compiled for.
 
     Examples
     --------
@@ -80,7 +67,7 @@ class Fleet(Uncopied):
     >>> print(fleet.fit(epochs=30))
     """
 
-    _instead = "its models are, handle.model; save them, or hand their programs over and make another fleet"
+    _instead = "copy its models, handle.model; save them, or pass their programs and make another fleet"
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
         if workers is not None:
@@ -91,13 +78,11 @@ class Fleet(Uncopied):
         self.handles: dict[str, Handle] = {}
         self._converted: WeakValueDictionary[tuple[int, str], Converted] = (
             WeakValueDictionary()
-        )  # by id and wanted type
-        self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
-        self._free_places: list[int] = []
-        self._per_round = 0.0  # seconds of the team, as last measured
-        self.stops = False  # a model was stopped since the last slice
-        self._adding: dict[int, str] = {}  # by thread: the model that it adds
-        self._training, self.turn = Turns("the fleet"), Turns("the fleet")  # whole trainings; slices, and the rest
+        )  # by id and required type
+        self._tasks = Tasks(lambda: (place for h in self.handles.values() for place in h.places))
+        self._per_round = 0.0  # seconds of the team per round, as last measured
+        self._adding: dict[int, str] = {}  # by thread: the model being added
+        self._training, self.turn = Turns("the fleet"), self._tasks.turn  # whole trainings; slices and other changes
         self.heap.turns += [self._training, self.turn]
 
     def __len__(self) -> int:
@@ -110,7 +95,7 @@ class Fleet(Uncopied):
         self.close()
 
     def close(self) -> None:
-        """Write what has changed, close the store and give the memory back (`CalcHeap.close`); `results` can still be read."""
+        """Write all changes, close the store and free the memory (`CalcHeap.close`).  `results` can still be read."""
         self.heap.close()
 
     def __repr__(self) -> str:
@@ -121,12 +106,12 @@ class Fleet(Uncopied):
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the heap that no model takes now."""
+        """Bytes of the heap that no model occupies."""
         return self.heap.free_bytes
 
     @property
     def results(self) -> Results:
-        """A row for each model, as it is when it is looked at."""
+        """One row per model, with its state at the time of reading."""
         return Results(self.handles)
 
     # ------------------------------------------------------------ models
@@ -148,42 +133,42 @@ class Fleet(Uncopied):
         memory: int | str | None = None,
         check_finite: bool = False,
     ) -> Handle:
-        """A new model, or by its name one that the store kept.
+        """Add a new model, or by its name one that the store has kept.
 
         Parameters
         ----------
         program : Program or str
             Of any graph with a path that trains.
         data : arrays for the placeholders of that path, in the order they were declared, or by name
-            Read where they are; many models may share them.  What must be converted (lists, DataFrames, float16, another
-            byte order, ...) is read as it is now: it is converted at each call, and kept once where it has not changed.
+            Arrays are read in place; many models may share them.  Data that must be converted (lists, DataFrames, float16,
+            another byte order, ...) are converted at each call.  Equal results are kept once.
         samples : slice or ndarray of int, shape (n,), optional
             The samples of ``data`` to train on (default: all).  An `nn.Standardize` that has seen no data learns from these.
-        validation : tuple or mapping of arrays, or slice or numbers of samples of ``data``, optional
-            What to judge it by after each epoch.
+        validation : tuple or mapping of arrays, or slice or indexes of samples of ``data``, optional
+            The data to evaluate the model on after each epoch.
         seed : int
         hyper : mapping, optional
             Hyperparameters that differ from the program's, by name: ``{"learning_rate": 1e-3}``.
         epochs : int, optional
-            Its own number of epochs in each `fit`.
+            The number of epochs of this model in each `fit`.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs, of one `fit` or of several: for good, as the last of
-            them left the model.  A fleet to which a model of a store is added knows nothing of its epochs there.
+            Stop for good when the validation loss has not fallen for this many epochs, counted across calls of `fit`.  The
+            model keeps the state of its last epoch.  Epochs from before a model was added from a store do not count.
         keep_best : bool
-            A `fit` that comes to its end, or what ends the model's training for good, gives it back the state after its epoch of the
-            smallest validation loss, of this `fit` or an earlier one: parameters, the optimizer's state, step counters
-            (`handle.kept` names the epoch).  It is kept beside the heap, in as many bytes as a `MemoryStore` takes for the model; of
-            a process that is killed, not at all.
+            Restore the state after the epoch of the smallest validation loss, from this `fit` or an earlier one, when `fit`
+            ends or the model stops for good.  The state is parameters, optimizer state and step counters; `handle.kept` is
+            the epoch.  It is stored outside the heap, in as many bytes as a `MemoryStore` takes for the model.  A killed
+            process loses it.
         learning_batch : int, optional
-            Samples an update is made from, where that is more than the program's batch; the program must add gradients
-            up (``accumulate=True``).
+            Samples per update, if more than the program's batch.  The program must accumulate gradients
+            (``accumulate=True``).
         memory : int or str, optional
-            Quota: refuse a program that takes more bytes.
+            Quota: raise if the program takes more bytes.
 
         Raises
         ------
         PlanError : the program is larger than its quota or the heap (``needed`` and ``allowed`` bytes).
-        CalcError : data, name or hyperparameters do not fit; nothing has been added then.
+        CalcError : data, name or hyperparameters do not fit.  Nothing has been added.
         """
         if epochs is not None:
             epochs = checks.integer("epochs", epochs)
@@ -197,7 +182,7 @@ class Fleet(Uncopied):
         watched = "keep_best" if checks.flag("keep_best", keep_best) else "patience" if patience is not None else ""
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
-            # an exception came when the heap had it, and the fleet had not
+            # an exception came after the heap had added it, and before the fleet had
             self._give_up(self.heap.open(left), fresh=True)
         if isinstance(program, str):
             if program in self.handles:
@@ -210,10 +195,10 @@ class Fleet(Uncopied):
             self._adding[get_ident()] = name
             try:
                 resident = self.heap.load(program, seed=seed, workers=1, name=name)
-            except Exception:  # what the heap has by this name is another thread's
+            except Exception:  # another thread owns what the heap has by this name
                 del self._adding[get_ident()]
                 raise
-        with resident.record.change:  # of threads that add the same model of the store, one is the first
+        with resident.record.change:  # if several threads add one model of the store, the first wins
             if resident.name in self.handles:
                 self._refuse_second(resident.name)
             try:
@@ -226,7 +211,7 @@ class Fleet(Uncopied):
                     raise CalcError(f"{watched} needs validation data: give validation=")
                 if watched and "loss" not in figures(resident.loaded).values():
                     raise CalcError(
-                        f"{watched} watches the loss of path 'predict', which has none: name a result of it 'predict.loss'"
+                        f"{watched} needs the loss of path 'predict', which has none: name a result of it 'predict.loss'"
                     )
                 if keep_best and resident.loaded.paged != (0, 0):
                     raise CalcError(
@@ -241,7 +226,7 @@ class Fleet(Uncopied):
                 if judge is not None:
                     judge.job[layout.ROUNDS] = judge.rounds
                 with self.turn.mine:
-                    handle = Handle(self, resident, train, judge, epochs, sources, keep_best)
+                    handle = Handle(self._tasks, self._forget, resident, train, judge, epochs, sources, keep_best)
                     self.handles[resident.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
@@ -251,7 +236,7 @@ class Fleet(Uncopied):
                 raise
 
     def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
-        """One training step of one model on a batch; returns its loss (see `Model.step`)."""
+        """Train one model on one batch and return its loss (see `Model.step`)."""
         return self._model(name).step(*arrays_of(x, y, more))
 
     def predict(self, name: str, X: Any, *, out: Any = None) -> Any:
@@ -268,12 +253,12 @@ class Fleet(Uncopied):
     def _runs(
         self, resident: Resident, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
     ) -> tuple[Epoch, Epoch | None]:
-        """A model's training on its data, and what judges it; ``sources`` keep what was converted for them."""
+        """The epochs that train and evaluate a model; converted arrays are added to ``sources``, which keeps them alive."""
         loaded = resident.loaded
         path = loaded.path(None)
         loss = loaded.training(path)["loss"]
         if loss is None:
-            raise CalcError(f"path {path!r} has no loss to follow")
+            raise CalcError(f"path {path!r} has no loss to report")
         names = loaded.feeds(path)
         arrays = self._named(resident, names, _arrays("data", data, names), sources)
         train = Epoch(
@@ -286,7 +271,7 @@ class Fleet(Uncopied):
             return train, None
         if "predict" not in loaded.paths:
             raise CalcError(
-                "validation: models are judged by a path called 'predict', and the program's paths are "
+                "validation: path 'predict' evaluates models, and the program's paths are "
                 f"{', '.join(loaded.paths)}: build one in the graph, as cv.build_graph does"
             )
         with within("validation"):
@@ -296,7 +281,7 @@ class Fleet(Uncopied):
                 arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
             judge = Epoch(
                 resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
-                results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
+                results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # patience reads the first
             )  # fmt: skip
         for name, array in judge.held.items():
             if not np.array_equal(array, train.held.get(name, array), equal_nan=True) or name not in train.held:
@@ -310,7 +295,7 @@ class Fleet(Uncopied):
         raise CalcError(f"the fleet has a model {name!r}: fleet.handles[{name!r}]")
 
     def _give_up(self, resident: Resident, fresh: bool) -> None:
-        """Close a model that is not added; of a new one nothing stays in the store."""
+        """Close a model that was not added.  A fresh one is also removed from the store."""
         resident.close()
         if fresh:
             self.heap.store.remove(resident.name)
@@ -328,9 +313,9 @@ class Fleet(Uncopied):
     def _named(
         self, resident: Resident, names: Sequence[str], data: Any, sources: list[Converted]
     ) -> dict[str, np.ndarray]:
-        """Arrays by placeholder, as compiled code can read them.
+        """Arrays by placeholder, readable by compiled code.
 
-        What is converted is kept once for all models that read the same of it; ``sources`` keep it.
+        Models that read equal data share one conversion; ``sources`` keeps it alive.
         """
         if not isinstance(data, Mapping):
             if len(data) != len(names):
@@ -346,56 +331,37 @@ class Fleet(Uncopied):
                 out[name] = array
                 continue
             source = self._converted.get((id(given), own))
-            if source is None or not _equal(source.array, array):  # it has changed since
+            if source is None or not _equal(source.array, array):  # the data have changed
                 source = self._converted[id(given), own] = Converted(given, array)
             sources.append(source)
             out[name] = source.array
         return out
 
-    def _take_place(self, words: np.ndarray, judges: int | None = None) -> int:
-        """A place in the table of tasks, holding ``words``; of the judge of the task in the place ``judges``."""
-        if not self._free_places:  # but for what an exception has left in the middle of `add` and `Handle.close`
-            used = {judges, *(place for h in self.handles.values() for place in (h._place, h._judge_place))}
-            self._free_places = [place for place in range(len(self._tasks)) if place not in used]
-        if not self._free_places:
-            n, more = len(self._tasks), max(FIRST_SLOTS, 2 * len(self._tasks))
-            table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
-            table[:n] = self._tasks
-            judge = table[:n, layout.JUDGE]
-            address = table.ctypes.data
-            judge[judge != 0] += address - self._address
-            self._tasks, self._address, self._free_places = table, address, list(range(more - 1, n - 1, -1))
-        place = self._free_places.pop()
-        self._tasks[place] = words
-        if judges is not None:
-            self._tasks[judges, layout.JUDGE] = self._address + place * self._tasks.strides[0]
-        return place
-
     def _forget(self, handle: Handle) -> None:
         with self.turn.mine:
             if handle._place >= 0:
-                handle._train.job[:] = self._tasks[handle._place]  # its figures can still be read
-                places = [place for place in (handle._place, handle._judge_place) if place >= 0]
+                handle._train.job[:] = self._tasks.rows[handle._place]  # so its figures can still be read
+                places = handle.places
                 handle._place = handle._judge_place = -1
-                self._free_places += places
+                self._tasks.give_back(places)
             if self.handles.get(handle.name) is handle:
                 del self.handles[handle.name]
 
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | str = 1) -> Results:
-        """Train every model for whole epochs (its own number, where `add` gave one).
+        """Train every model for ``epochs`` epochs, or for its own number if `add` gave one.
 
         Parameters
         ----------
         checkpoint : int or "end"
-            Epochs after which a model is written to the fleet's `FileStore`: a process that is killed loses at most these.
-            "end": it is written when its training ends, and where others take its room.
+            Write a model to the fleet's `FileStore` after this many epochs, the most that a killed process can lose.
+            "end": write it when its training ends, and when it is switched out.
 
         Returns
         -------
-        Results : a row for each model.  Ctrl-C and SIGTERM end training between two rounds of every model, with
-            the store in order; ``results.stopped`` says so.  Other threads may look at the models meanwhile, each
-            between two slices; another `fit` or `advance` waits for the end.
+        Results : one row per model.  Ctrl-C and SIGTERM end training between two rounds of every model and leave the
+            store consistent; ``results.stopped`` says so.  Meanwhile other threads may use the models between slices;
+            another `fit` or `advance` waits for the end.
         """
         epochs, checkpoint = checks.integer("epochs", epochs), checkpoint_epochs(checkpoint)
         progress = checks.flag("progress", progress)
@@ -408,13 +374,13 @@ class Fleet(Uncopied):
             handles = [h for h in self.handles.values() if h.open]
             goals = self._goals(handles, [h.epochs or epochs for h in handles])
             places = np.array([h._place for h in handles], np.int64)
-        start = int(self._tasks[places, layout.EPOCH].sum())
+        start = int(self._tasks.rows[places, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
         try:
             with orderly_end() as check:
                 for _ in self._passes(goals, checkpoint, whole=True):
-                    report.step(int(self._tasks[places, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
+                    report.step(int(self._tasks.rows[places, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -423,11 +389,11 @@ class Fleet(Uncopied):
         return Results(self.handles, stopped)
 
     def advance(self, epochs: int | Mapping[Handle, int] = 1, *, checkpoint: int | str = 1) -> list[Handle]:
-        """Train all models that can be trained for ``epochs`` more, or each by a number of its own.
+        """Train all models that are not finished for ``epochs`` more epochs, or for a number per handle.
 
         Returns
         -------
-        list of Handle : those that were trained, in the order they were added.
+        list of Handle : the trained models, in the order they were added.
         """
         checkpoint = checkpoint_epochs(checkpoint)
         self.heap.check_open()
@@ -436,8 +402,8 @@ class Fleet(Uncopied):
                 checks.one_of("advance", h, Handle, "a handle of the fleet"): checks.integer(f"epochs of {h}", n, 0)
                 for h, n in epochs.items()
             }
-            if foreign := next((h for h in wanted if h._fleet is not self), None):
-                raise CalcError(f"advance: {foreign} is of another fleet")
+            if foreign := next((h for h in wanted if h._tasks is not self._tasks), None):
+                raise CalcError(f"advance: {foreign} belongs to another fleet")
         else:
             wanted = dict.fromkeys([*self.handles.values()], checks.integer("epochs", epochs, 0))
         with self._training.mine:
@@ -449,20 +415,20 @@ class Fleet(Uncopied):
             return list(goals)
 
     def _goals(self, handles: Iterable[Handle], epochs: Iterable[int]) -> dict[Handle, int]:
-        """Numbers of epochs after which handles have trained for ``epochs`` more."""
-        done = self._tasks[[h._place for h in handles], layout.EPOCH].tolist()
+        """The total epochs of handles after ``epochs`` more."""
+        done = self._tasks.rows[[h._place for h in handles], layout.EPOCH].tolist()
         return {h: before + more for h, before, more in zip(handles, done, epochs)}
 
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int, whole: bool = False) -> Iterator[None]:
-        """Run models to their goals; yields after each slice of work.
+        """Train models to their goals; yield after each slice of work.
 
-        whole : a model at its goal is given back its best epoch, where that is kept; one that ends for good always is.
+        whole : restore the best epoch of a model at its goal, if one is kept.  For models that end for good this is always done.
         """
         waiting = deque(goals)
         active: dict[int, tuple[Handle, Slot]] = {}  # by place
         heap, keeper = self.heap, self._training
         with self.turn.mine:
-            for handle in self.handles.values():  # what an interrupted training has kept
+            for handle in self.handles.values():  # held by an interrupted training
                 heap.let_go(handle.resident.record, keeper)
         try:
             while waiting or active:
@@ -480,7 +446,7 @@ class Fleet(Uncopied):
                             handle._enter(slot, goals[handle])
                         elif handle.ends or handle.resident.record.turn.taken:
                             waiting.rotate(-1)
-                        else:  # there is no room
+                        else:  # no room
                             break
                     if active:
                         places = np.fromiter(active, np.int64, len(active))
@@ -488,16 +454,16 @@ class Fleet(Uncopied):
                             places[before:], [h.limit(goals[h]) for h, _ in list(active.values())[before:]], checkpoint
                         )
                         self._slice(places, (slot.loaded for _, slot in active.values()))
-                        if self.stops:
+                        if self._tasks.stops:
                             self._end_stopped(active)
-                        ended = self._tasks[places, layout.STATUS] != layout.READY
-                        if anyone_waits():  # who has a model's turn, and waits for the model to be let go
+                        ended = self._tasks.rows[places, layout.STATUS] != layout.READY
+                        if anyone_waits():  # for one of the models: a thread holds its turn and waits for its release
                             ended |= [h.resident.record.turn.taken for h, _ in active.values()]
                         for handle in self._rest(active, places[ended], goals if whole else {}):
                             if handle.status == "waiting" or handle.stops_later:
-                                waiting.append(handle)  # after the thread that wants it
+                                waiting.append(handle)  # behind the waiting thread
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
-                                waiting.appendleft(handle)  # while it is there
+                                waiting.appendleft(handle)  # while it is in the heap
                         waits = None
                     else:
                         waits = waiting[0].resident.record if waiting else None
@@ -511,30 +477,30 @@ class Fleet(Uncopied):
                 self._rest(active, np.fromiter(active, np.int64, len(active)), {})
 
     def _end_stopped(self, active: Mapping[int, tuple[Handle, Slot]]) -> None:
-        """Let stopped models end with the epoch that they are in."""
-        self.stops = False
+        """Let stopped models finish their current epoch."""
+        self._tasks.stops = False
         for place, (handle, _) in active.items():
-            task = self._tasks[place]
+            task = self._tasks.rows[place]
             if handle.status == "stopped" and task[layout.STATUS] == layout.READY:
                 task[layout.LIMIT] = handle.limit(0)
                 task[layout.STATUS] = layout.FINISHED if handle.ends else layout.READY
 
     def _ready(self, places: np.ndarray, goals: list[int], checkpoint: int) -> None:
-        """Let tasks run to their goals, or where models are kept in files to the next checkpoint."""
+        """Let tasks run to their goals, or to the next checkpoint if the store writes files."""
         limits = np.array(goals, np.int64)
         if self.heap.store.persistent:
-            limits = np.minimum(limits, self._tasks[places, layout.EPOCH] + checkpoint)
-        self._tasks[places, layout.LIMIT], self._tasks[places, layout.STATUS] = limits, layout.READY
-        self._tasks[places, layout.PART] = self._tasks[self._judges(places)[1], layout.PART] = (
-            0  # what was begun is gone
+            limits = np.minimum(limits, self._tasks.rows[places, layout.EPOCH] + checkpoint)
+        self._tasks.rows[places, layout.LIMIT], self._tasks.rows[places, layout.STATUS] = limits, layout.READY
+        self._tasks.rows[places, layout.PART] = self._tasks.rows[self._tasks.judges(places)[1], layout.PART] = (
+            0  # a partial evaluation is lost
         )
 
     def _rest(
         self, active: dict[int, tuple[Handle, Slot]], places: np.ndarray, goals: Mapping[Handle, int]
     ) -> list[Handle]:
-        """Leave the models of ``places``; those that have come to an end are kept in files, at their goals with their best epoch."""
+        """Release the models of ``places``.  Finished ones are written to files, at their goals with their best epoch."""
         rested = []
-        states = self._tasks[places][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
+        states = self._tasks.rows[places][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
         for place, state in zip(places.tolist(), states):
             handle, slot = active[place]
             handle._leave(slot, *state)
@@ -552,34 +518,21 @@ class Fleet(Uncopied):
         return rested
 
     def _slice(self, places: np.ndarray, loaded: Iterable[Loaded]) -> None:
-        """Some turns for each task: about `SLICE_SECONDS` of the team's time."""
+        """Run some turns of each task, for about `SLICE_SECONDS` of the team's time."""
         n = len(places)
         laps = -(-TURNS * self.workers // n)
         rounds = FIRST_ROUNDS
         if self._per_round:
             rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * n)))
-        before = self._rounds_done(places)
+        before = self._tasks.rounds_done(places)
         start = time.perf_counter()
-        self.heap.device.run_fleet(self._tasks, places, rounds, laps, self.workers, loaded)
+        self.heap.device.run_fleet(self._tasks.rows, places, rounds, laps, self.workers, loaded)
         elapsed = time.perf_counter() - start
-        self._per_round = elapsed / max(self._rounds_done(places) - before, 1)
-
-    def _judges(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of ``places`` have judges, and the places of those."""
-        judges = self._tasks[places, layout.JUDGE]
-        judged = np.flatnonzero(judges)
-        return judged, (judges[judged] - self._address) // self._tasks.strides[0]
-
-    def _rounds_done(self, places: np.ndarray) -> int:
-        """Of tasks and their judges."""
-        tasks, (with_judges, of_judges) = self._tasks, self._judges(places)
-        epochs, rounds, first = (tasks[places, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
-        rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
-        return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())
+        self._per_round = elapsed / max(self._tasks.rounds_done(places) - before, 1)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of numbers have the same bits."""
+    """Whether two arrays have the same bits."""
     return (
         a.dtype == b.dtype != object
         and a.shape == b.shape
@@ -588,7 +541,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _arrays(what: str, data: Any, names: Sequence[str]) -> Any:
-    """A tuple of arrays, or a mapping."""
+    """Data as a tuple or mapping of arrays, checked."""
     if not isinstance(data, (tuple, list, Mapping)):
         raise CalcError(
             f"{what}: a tuple of arrays ({', '.join(names)}), or a mapping of them by name, is wanted, not "

@@ -1,22 +1,21 @@
-"""`Handle`: what a fleet knows of one of its models."""
+"""`Handle`: one model of a fleet, with its progress and figures."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from calcvm.errors import CalcError, Trap, Uncopied
-from calcvm.fleet.results import last
+from calcvm.fleet.tasks import Tasks
 from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.pieces import Shared
-
-if TYPE_CHECKING:
-    from calcvm.fleet.fleet import Converted, Fleet
 
 STATUS = {
     layout.FINISHED: "done",
@@ -26,23 +25,35 @@ STATUS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """A converted array, with the original that compiled code cannot read in place.
+
+    Models that read it keep it alive, and so ``given``; therefore no other object can have the id of ``given``.
+    """
+
+    given: Any
+    array: np.ndarray
+
+
 class Handle(Uncopied):
-    """A model of a fleet: how far it is, and what it has reached.
+    """A model of a fleet: its state, epochs and losses.
 
     Attributes
     ----------
     name : str
-    status : "waiting", "done" (with the epochs asked for), "stopped early" (its patience), "not finite" (its loss),
-        "trapped" (by a kernel), "stopped" (by `stop`) or "closed"; ``error`` says why or where.
-    nbytes : bytes of the heap that it takes while it is trained.
+    status : "waiting", "done" (all epochs trained), "stopped early" (by patience), "not finite" (its loss), "trapped" (by
+        a kernel), "stopped" (by `stop`) or "closed"; ``error`` gives the reason or place.
+    nbytes : bytes of the heap that it occupies while it trains.
     resident : the model in the heap.
     """
 
-    _instead = "its model is, handle.model, which then has a heap of its own"
+    _instead = "copy its model, handle.model; the copy has its own heap"
 
     def __init__(
         self,
-        fleet: Fleet,
+        tasks: Tasks,
+        forget: Callable[[Handle], None],
         resident: Resident,
         train: Epoch,
         judge: Epoch | None,
@@ -51,24 +62,25 @@ class Handle(Uncopied):
         keep_best: bool = False,
     ):
         self._sources = sources
-        self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
+        self._tasks, self._forget = tasks, forget
+        self.resident, self._train, self._judge, self.epochs = resident, train, judge, epochs
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
-        self._best: np.ndarray | None = None  # the state after its best epoch
+        self._best: np.ndarray | None = None  # the state after the best epoch
         if keep_best:
             loaded = resident.loaded
             self._best = np.zeros(-(-loaded.image_bytes(open=False) // 4) * 4, np.uint8)
             train.job[[layout.KEEP, layout.IMAGE, layout.IMAGE_BYTES]] = (
                 loaded.device.output(self._best), loaded.image[0], self._best.nbytes,
             )  # fmt: skip
-        self._place = fleet._take_place(train.job)
-        self._judge_place = -1 if judge is None else fleet._take_place(judge.job, judges=self._place)
-        self._address = 0  # of the slot that its task points at
+        self._place = tasks.take(train.job)
+        self._judge_place = -1 if judge is None else tasks.take(judge.job, judges=self._place)
+        self._address = 0  # of the slot that the task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
-        # a row an epoch: of results, then of what some are functions of
+        # one row per epoch: means of results, then arguments of functions of means
         self._means = [np.zeros((0, int(run.job[layout.N_RESULTS]))) for run in (train, judge) if run]
-        self._shared: dict[int, Shared] = {}  # whose arrays these are
-        self._longer: Shared | None = None  # what takes the place of one of them
+        self._shared: dict[int, Shared] = {}  # owners of these arrays
+        self._longer: Shared | None = None  # the replacement for one of them
         self._model: Model | None = None
 
     def __repr__(self) -> str:
@@ -76,11 +88,11 @@ class Handle(Uncopied):
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs it has been trained for, those of earlier processes among them."""
+        """Whole epochs trained so far, including those of earlier processes."""
         while True:
             place, job = self._place, self._job
             done = int(job[layout.EPOCH])
-            if place == self._place:  # else it was closed meanwhile, and the place may be another's
+            if place == self._place:  # else it was closed meanwhile, and the place may have been reused
                 return done
 
     @property
@@ -95,7 +107,7 @@ class Handle(Uncopied):
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
-        """Figures of the validation data after each epoch, by name: ``val_loss``, ``val_accuracy``."""
+        """Figures on the validation data after each epoch, by name: ``val_loss``, ``val_accuracy``."""
         names = self._judge.names if self._judge else []
         return {f"val_{name.removeprefix('predict.')}": self._column(1, i) for i, name in enumerate(names)}
 
@@ -105,13 +117,13 @@ class Handle(Uncopied):
 
         Raises
         ------
-        CalcError : path ``predict`` has no result called ``predict.loss``: `metrics` has what it is judged by.
+        CalcError : path ``predict`` has no result called ``predict.loss``.  `metrics` has the figures that exist.
         """
         if self._judge is None:
             return np.zeros(0)
         if "val_loss" not in (figures := self.metrics):
             raise CalcError(
-                f"model {self.name!r} is judged by {', '.join(figures)}, and not by val_loss: read handle.metrics, or call the "
+                f"model {self.name!r} has the figures {', '.join(figures)}, and no val_loss: read handle.metrics, or name the "
                 "result of path 'predict' that is its loss 'predict.loss'"
             )
         return figures["val_loss"]
@@ -122,29 +134,29 @@ class Handle(Uncopied):
 
     @property
     def kept(self) -> int | None:
-        """The epoch of `losses`, from 0 on, whose state ``keep_best`` keeps; None: there is none."""
+        """The epoch of `losses`, from 0, whose state ``keep_best`` keeps; None if there is none."""
         if self._best is None or not np.isfinite(losses := self.val_losses).any():
             return None
         return int(np.nanargmin(losses))
 
     @property
     def model(self) -> Model:
-        """The model itself: predict, evaluate, save."""
+        """The `Model`: predict, evaluate, save."""
         if self._model is None:
             self._model = Model.on(self.resident)
         return self._model
 
     def stop(self, reason: str = "") -> None:
-        """Train it no more; it can still be used.  Of a training that runs, the epoch it is in is its last."""
-        with self._fleet.turn.mine:  # between two slices
+        """Stop training the model; it can still be used.  A training in progress finishes its current epoch."""
+        with self._tasks.turn.mine:  # between two slices
             self.status, self.error = "stopped", reason
-            self._fleet.stops = True
+            self._tasks.stops = True
 
     def close(self) -> None:
-        """Give its room back at once; a `FileStore` keeps its file."""
+        """Free its room in the heap at once.  A `FileStore` keeps its file."""
         self.resident.close()
         self.status = "closed"
-        self._fleet._forget(self)
+        self._forget(self)
         self._sources.clear()
         for run in filter(None, (self._train, self._judge)):
             run.release()
@@ -152,28 +164,33 @@ class Handle(Uncopied):
     # ------------------------------------------------------------ for the fleet
     @property
     def _job(self) -> np.ndarray:
-        """Words of its task."""
+        """The words of its task."""
         place = self._place
-        return self._train.job if place < 0 else self._fleet._tasks[place]
+        return self._train.job if place < 0 else self._tasks.rows[place]
+
+    @property
+    def places(self) -> list[int]:
+        """The places of its tasks in the table."""
+        return [place for place in (self._place, self._judge_place) if place >= 0]
 
     @property
     def open(self) -> bool:
-        """Whether it can be trained on."""
+        """Whether it can be trained further."""
         return self.status in ("waiting", "done") and self.resident.record.loaded is not None
 
     @property
     def ends(self) -> bool:
-        """Whether a training that has it leaves it: it cannot be trained on, and is not stopped in the middle of an epoch."""
+        """Whether training leaves the model alone: it is not open, and not stopped in the middle of an epoch."""
         return not (self.open or self.stops_later)
 
     @property
     def stops_later(self) -> bool:
-        """Whether it is stopped in the middle of an epoch."""
+        """Whether it was stopped in the middle of an epoch."""
         there = self.resident.record.loaded is not None
         return self.status == "stopped" and there and bool(self._job[layout.FIRST])
 
     def limit(self, goal: int) -> int:
-        """Up to which epoch it is trained: to ``goal``, or where it is stopped to the end of the one it is in."""
+        """The epoch to train to: ``goal``, or the end of the current epoch if the model is stopped."""
         return goal if self.status != "stopped" else self.epochs_done + self.stops_later
 
     def _column(self, which: int, i: int) -> np.ndarray:
@@ -193,14 +210,14 @@ class Handle(Uncopied):
                 self._longer = slot.loaded.device.shared(n * means.shape[1])
                 longer = self._longer.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
-                words[layout.MEANS] = self._longer.address + longer.strides[0] * done  # moved on by each epoch
+                words[layout.MEANS] = self._longer.address + longer.strides[0] * done  # each epoch advances it
                 self._means[i] = longer
-                self._shared[i] = self._longer  # not before: the task points at the old one until it points here
+                self._shared[i] = self._longer  # only now, because the task pointed at the old array until here
         self._train.occupy()
         self._train.hold(slot)
 
     def _leave(self, slot: Slot, status: int, epoch: int, first: int) -> None:
-        """Take note of where the task stands, before its slot may become another's."""
+        """Record the progress of the task, before its slot may go to another model."""
         record = self.resident.record
         record.facts["rounds"], record.trains = epoch, 0
         if first == 0:
@@ -217,7 +234,7 @@ class Handle(Uncopied):
             self.error = f"the loss of epoch {epoch} is {self.loss}"
 
     def _give_best(self, slot: Slot) -> None:
-        """Give the model back the state after its best epoch, where that is kept and was not the last."""
+        """Restore the state after the best epoch, if it is kept and was not the last."""
         there = self.resident.record.loaded is not None
         if self._best is not None and there and self.kept not in (None, len(self.losses) - 1):
             slot.loaded.device.collect(self._best)
@@ -226,4 +243,8 @@ class Handle(Uncopied):
 
     @property
     def _jobs(self) -> list[np.ndarray]:
-        return [self._job] if self._judge is None else [self._job, self._fleet._tasks[self._judge_place]]
+        return [self._job] if self._judge is None else [self._job, self._tasks.rows[self._judge_place]]
+
+
+def last(values: np.ndarray) -> float:
+    return float(values[-1]) if len(values) else float("nan")

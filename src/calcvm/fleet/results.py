@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, Uncopied
+from calcvm.fleet.handle import Handle, last
 from calcvm.model.figures import largest_of
 from calcvm.tables import frame, html, laid_out, number
 
-if TYPE_CHECKING:
-    from calcvm.fleet.handle import Handle
-
 
 class Results(Sequence, Uncopied):
-    """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
+    """A table with one row per model of a fleet, current at the time of reading; printing shows the first rows.
 
-    Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
+    Each row is a dict: name, status, error, epochs, loss, the last validation figures, and bytes of the heap.
     """
 
-    _instead = "its figures and models are: handle.losses, handle.model"
+    _instead = "copy its figures and models: handle.losses, handle.model"
 
     SHOWN = 20
 
@@ -36,7 +34,7 @@ class Results(Sequence, Uncopied):
                 **{name: last(values) for name, values in h.metrics.items()},
                 "bytes": h.nbytes, "error": h.error,
             }
-            for h in [*self._handles.values()]  # other threads may add some meanwhile
+            for h in [*self._handles.values()]  # a copy: other threads may add models meanwhile
         ]  # fmt: skip
 
     @overload
@@ -53,11 +51,11 @@ class Results(Sequence, Uncopied):
         return len(self._handles)
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame: a row for each model, by its name (MissingExtra: pandas is not installed, extra ``pandas``)."""
+        """A pandas DataFrame with one row per model, indexed by name (MissingExtra: pandas is not installed, extra ``pandas``)."""
         return frame("Results.to_frame", self._rows(), "name")
 
     def column(self, name: str) -> np.ndarray:
-        """A figure of every model, shape (n_models,); NaN where a model has none.
+        """One figure of every model, shape (n_models,); NaN if a model has none.
 
         Raises
         ------
@@ -68,17 +66,17 @@ class Results(Sequence, Uncopied):
         return np.array([row.get(name, np.nan) for row in rows])
 
     def best(self, k: int = 1, by: str | None = None, largest: bool | None = None) -> list[dict[str, Any]]:
-        """The rows of the k best models, the best first; those without a finite figure come last.
+        """The rows of the k best models, the best first.  Models without a finite figure come last.
 
         Parameters
         ----------
         k : int
-        by : a figure (default: "val_loss" where a model has one, else "loss").
-        largest : whether the largest figure is the best (default: what its name says, as of a loss or an accuracy).
+        by : a figure (default: "val_loss" if a model has one, else "loss").
+        largest : whether larger figures are better (default: inferred from names such as loss or accuracy).
 
         Raises
         ------
-        CalcError : no model has such a figure, or none has a finite one: none is the best; which way it is better is not known.
+        CalcError : no model has such a figure, none has a finite one, or it is not known which direction is better.
         """
         rows, k = self._rows(), checks.integer("k, the number of models,", k)
         largest = None if largest is None else checks.flag("largest", largest)
@@ -87,11 +85,9 @@ class Results(Sequence, Uncopied):
         _known(by, rows)
         figures = [row.get(by, np.nan) for row in rows]
         if any(isinstance(figure, str) for figure in figures):
-            raise CalcError(f"{by!r} is no number: there is no best by it")
+            raise CalcError(f"{by!r} is not a number: there is no best by it")
         if rows and not np.isfinite(figures).any():
-            raise CalcError(
-                f"no model has a finite {by!r}, so that none is the best: train them, or look at their status"
-            )
+            raise CalcError(f"no model has a finite {by!r}, so none is the best: train them, or look at their status")
         sign = -1 if largest_of("best", by, largest) else 1
         order = sorted(range(len(rows)), key=lambda i: _finite_first(sign * figures[i]))
         return [rows[i] for i in order[:k]]
@@ -108,7 +104,7 @@ class Results(Sequence, Uncopied):
         return html(repr(self), names, rows, "; ".join(rest))
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
-        """Names, the first rows, and what is said below them."""
+        """Column names, the first rows, and the notes below them."""
         rows = self._rows()
         names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
         if any(row["error"] for row in rows):
@@ -119,15 +115,11 @@ class Results(Sequence, Uncopied):
 
 
 def _known(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse the name of a figure that no row has."""
+    """Raise CalcError if no row has a figure of this name."""
     checks.text("the name of a figure", name, "loss")
     if rows and not any(name in row for row in rows):
         known = ", ".join(dict.fromkeys(key for row in rows for key in row))
         raise CalcError(f"no model has a figure {checks.shown(name)}; there are {known}")
-
-
-def last(values: np.ndarray) -> float:
-    return float(values[-1]) if len(values) else float("nan")
 
 
 def _finite_first(value: float) -> tuple[bool, float]:

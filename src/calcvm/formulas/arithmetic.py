@@ -1,4 +1,4 @@
-"""What numbers of formulas are, and what formulas do with several of them: choices, conditions, constants."""
+"""The base class of formulas' numbers, and functions of several numbers: choices, conditions, constants."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 class Number:
-    """What has +, -, *, /, comparisons, and methods of the names of the functions below.
+    """A number with +, -, *, / and comparisons, and a method for each function below, with its name.
 
-    ``select(condition, x, y)``, and a method for each function of one number (`calcvm.formulas.functions`) that is not
-    computed by its ``value``.
+    It has ``select(condition, x, y)``, and a method for each function of one number (`calcvm.formulas.functions`) that is
+    not computed by its ``value``.
     """
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "a formula is one for all elements, so if, and, or, not, max, min and chained comparisons cannot ask an "
-            "element: take where(condition, x, y), both, either or holds_not of calcvm.formulas.number"
+            "a formula is evaluated for all elements at once, so if, and, or, not, max, min and chained comparisons cannot "
+            "depend on an element: take where(condition, x, y), both, either or holds_not of calcvm.formulas.number"
         )
 
     def rarely(self, condition: Any, usual: Sequence[Any], make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
@@ -24,12 +24,12 @@ class Number:
 
 
 def fma(x: Any, y: Any, z: Any) -> Any:
-    """x*y + z, rounded once where the device can."""
+    """x*y + z, rounded once if the device can."""
     return x.fma(y, z)
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition (a comparison of numbers) holds, else y; one of them may be a constant."""
+    """x if the condition (a comparison of numbers) holds, else y; one of them may be a constant."""
     if not isinstance(x, Number) and not isinstance(y, Number):
         raise TypeError(f"where(condition, {x!r}, {y!r}): constants have no type: make one a number, like(x, {x!r})")
     number: Any = x if isinstance(x, Number) else y
@@ -37,7 +37,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
 
 
 def rarely(condition: Any, usual: Sequence[Any], make: Callable[[], Sequence[Any]]) -> Any:
-    """Numbers that ``make()`` gives where the condition holds, else the usual ones: takes time where a vector has such an element."""
+    """The numbers of ``make()`` if the condition holds, else the usual ones; it costs time only if an element of the vector needs it."""
     return usual[0].rarely(condition, usual, make)
 
 
@@ -47,12 +47,12 @@ def both(a: Any, b: Any) -> Any:
 
 
 def either(a: Any, b: Any) -> Any:
-    """Whether one condition holds, or both."""
+    """Whether at least one condition holds."""
     return a | b
 
 
 def one(a: Any, b: Any) -> Any:
-    """Whether one condition holds, and not both."""
+    """Whether exactly one condition holds."""
     return a ^ b
 
 
@@ -67,12 +67,12 @@ def like(x: Any, c: float) -> Any:
 
 
 def pick(x: Any, f32: Any, f64: Any) -> Any:
-    """What is for numbers of x's precision."""
+    """The one of two values that matches x's precision."""
     return f64 if x.is_f64 else f32
 
 
 def leading(x: Any) -> Any:
-    """x without the lower half of its bits: the product of two such is exact, contracted or not."""
+    """x without the lower half of its bits: the product of two such numbers is exact, contracted or not."""
     return x.leading()
 
 

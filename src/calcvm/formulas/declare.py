@@ -1,4 +1,4 @@
-"""What declares formulas, and what they are then: their operands, parameters, text and number of operations."""
+"""Declarations of formulas, and the declared formulas: their operands, parameters, text and number of operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUGE = 1e300
 
 @record
 class Real:
-    """A parameter of a formula that is a number, in [lo, hi], or (lo, hi] if ``open``; without a default it must be given."""
+    """A numeric parameter of a formula, in [lo, hi], or (lo, hi] if ``open``; if it has no default, it must be given."""
 
     default: float | None
     doc: str
@@ -35,7 +35,7 @@ class Real:
 
 @record
 class Choice:
-    """A parameter that is one of two names: the formula gets the name."""
+    """A parameter that is one of two names; the formula gets the name."""
 
     names: tuple[str, str]
     doc: str
@@ -51,14 +51,14 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
-# by `calcvm.apply`, in sizes, and as words that lowering sets
+# names used by `calcvm.apply`, in sizes, and as words that lowering sets
 RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "phases", "acc", "wn")
 
 
 def check_params(params: Parameters) -> None:
-    """Refuse parameters that no formula could have (ValueError)."""
+    """Reject parameters that no formula can have (ValueError)."""
     if sum(isinstance(p, Choice) for p in params.values()) > 1:
-        raise ValueError("one Choice at most is a formula's: declare an operator for each of its names")
+        raise ValueError("a formula has at most one Choice: declare an operator for each of its names")
     for name, p in params.items():
         if isinstance(p, Real):
             if p.default is not None and not p.has(p.default):
@@ -70,12 +70,12 @@ def check_params(params: Parameters) -> None:
 
 
 def is_own(fn: Callable) -> bool:
-    """Whether a function comes from elsewhere than calcvm's formulas."""
+    """Whether a function is defined outside calcvm's formulas."""
     return not (fn.__module__ or "").startswith("calcvm.formulas.")
 
 
 def formulas_of(cls: type) -> dict[str, Callable]:
-    """Its functions: those of users with the globals and cells that they have now, whatever becomes of them until a kernel is compiled."""
+    """Its functions; users' functions with their current globals and cells, so that later changes do not affect their kernels."""
     return {key: _fixed(fn) if is_own(fn) else fn for key, fn in vars(cls).items() if isinstance(fn, FunctionType)}
 
 
@@ -88,7 +88,7 @@ def _fixed(fn: FunctionType) -> FunctionType:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What it, and functions inside it, call by name."""
+    """The names that it, and functions inside it, refer to."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -96,37 +96,37 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def arguments(fn: Callable) -> tuple[str, ...]:
-    """Names of a function's parameters (ValueError: some have none)."""
+    """Names of a function's parameters (ValueError: some are not plain names)."""
     code = fn.__code__
     if code.co_posonlyargcount or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
-        raise ValueError(f"{fn.__name__}: what it reads has a name each, and no * before it")
+        raise ValueError(f"{fn.__name__}: each parameter has a name, without *")
     return code.co_varnames[: code.co_argcount]
 
 
 class Cells:
-    """Annotation of a formula's operand: of any type, moved as it is.  ``Any`` : a number of any type; ``bool`` : a condition."""
+    """Annotation of a formula's operand: any type, moved unchanged.  ``Any`` : a number of any type; ``bool`` : a condition."""
 
 
 class To:
-    """Annotation of a formula's result: of another type than its operand."""
+    """Annotation of a formula's result: its type may differ from the operand's."""
 
 
-TYPES = {"Any": ANY, "Cells": CELLS, "To": "to", "bool": CONDITION}  # of operands, by what they are annotated with
+TYPES = {"Any": ANY, "Cells": CELLS, "To": "to", "bool": CONDITION}  # types of operands, by their annotations
 
 
 @record
 class Formula:
-    """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
+    """One row's computation on an element: ``fn(reads..., params...)``, with its parameters in this order.
 
     name : of the row.
-    factor : of a loss's slope, what it is times after all else.
+    factor : of a loss's slope: its last multiplication.
     """
 
     name: str
     fn: Callable
     writes: str
     params: Parameters = field(default_factory=dict)
-    said: str = ""  # its text, where that of its steps would be too long
+    said: str = ""  # its text, if the text of its steps would be too long
     factor: float = 1
 
     @cached_property
@@ -135,17 +135,17 @@ class Formula:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Operands, in order."""
+        """The operands that it reads, in order."""
         return tuple(name for name in self.names if name not in self.params)
 
     @cached_property
     def types(self) -> dict[str, str]:
-        """Of operands that are not of the program's own float (`calcvm.ops.types`)."""
+        """The types of operands that do not have the program's own float type (`calcvm.ops.types`)."""
         return {name: TYPES[of] for name, of in self.annotations.items() if of in TYPES}
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of operands, as texts."""
+        """The annotations of operands, as texts."""
         return {
             self.writes if name == "return" else name: of if isinstance(of, str) else getattr(of, "__name__", str(of))
             for name, of in self.fn.__annotations__.items()
@@ -154,7 +154,7 @@ class Formula:
 
     @property
     def words(self) -> dict[str, Real | Choice]:
-        """Its own parameters, in the order of a row's words: a choice, which its kernel looks at, and numbers."""
+        """Its own parameters, in the order of a row's words: a choice, which the kernel tests, and numbers."""
         return {
             name: p
             for kind in (Choice, Real)
@@ -168,17 +168,17 @@ class Formula:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """What is read and then what is written, each once."""
+        """The operands that it reads and then the one that it writes, each once."""
         return tuple(dict.fromkeys((*self.reads, self.writes)))
 
     def variant(self, which: int = 0) -> Callable:
-        """The formula as a function of numbers alone, ``reads`` and ``reals``, by one of the names of a choice."""
+        """The formula as a function of numbers only, ``reads`` and ``reals``, for one name of a choice."""
         chosen = {name: p.names[which] for name, p in self.words.items() if isinstance(p, Choice)}
         fn, names = self.fn, (*self.reads, *self.reals)
         return lambda *numbers: fn(**dict(zip(names, numbers)), **chosen)
 
     def scaled(self) -> Callable:
-        """The slope times a last number, which is what the gradient is of the mean, and times its factor."""
+        """The slope times a last number, the gradient of the mean, and times its factor."""
         fn = self.variant()
 
         def times(*numbers: Any) -> Any:
@@ -188,14 +188,14 @@ class Formula:
         return times
 
     def with_places(self, places: str, around: str, result: str) -> str:
-        """Its equations as they are over elements, such as ``x[r,c]``: its value put into a form, such as "dy*{}"."""
+        """Its equations over elements such as ``x[r,c]``; its value is put into a form such as "dy*{}"."""
         values = Trace()
         value = self.traced(0, values, places)
         return values.program(result, values.of(around, 4, ((value, 4),)), places)
 
     @property
     def text(self) -> str:
-        """Its equations; of two that a choice has, one ``where`` of both."""
+        """Its equations; if a choice gives two, one ``where`` of both."""
         if self.said:
             return f"{self.writes} = {self.said}"
         values = Trace()
@@ -206,7 +206,7 @@ class Formula:
         return values.program(self.writes, result)
 
     def traced(self, which: int = 0, values: Trace | None = None, places: str = "") -> Text:
-        """What it makes of texts of its operands, with ``places`` behind them, and of its parameters."""
+        """Its value for texts of its operands, with ``places`` after their names, and of its parameters."""
         values, kinds = values or Trace(), self.types
         operands = [values.of(v + places, kind=kinds.get(v, FLOAT)) for v in self.reads]
         return traced(self.variant(which), *operands, *map(values.of, self.reals))
@@ -226,14 +226,14 @@ class Formula:
         return is_own(self.fn)
 
     def check(self) -> None:
-        """Refuse what no row could compute (ValueError)."""
+        """Reject formulas that no row can compute (ValueError)."""
         for of in self.annotations.values():
             if of not in (*TYPES, "float"):
                 raise ValueError(f"{self.writes}: the annotation {of!r} is none of Any, Cells, bool and float")
         kinds, to = self.types, self.types.get(self.writes, FLOAT)
         if to in (ANY, CELLS) and to not in (kinds.get(name) for name in self.reads):
             raise ValueError(
-                f"{self.writes} is of the type of an operand that is annotated so too, of which there is none"
+                f"{self.writes} takes its type from an operand with the same annotation, of which there is none"
             )
         for which in range(1 if len(self.words) == len(self.reals) else 2):
             try:
@@ -246,20 +246,20 @@ class Formula:
             if to == CONDITION != made:
                 raise ValueError(f"{self.writes} is a number, annotated as a condition: compare it, such as x != 0")
             if (made == CELLS) != (to == CELLS):
-                raise ValueError(f"{self.writes}: {INSTEAD[CELLS]}: it is annotated so where its result is, -> Cells")
+                raise ValueError(f"{self.writes}: {INSTEAD[CELLS]}: annotate its result so too, -> Cells")
 
     @property
     def passes(self) -> bool:
-        """It is the output's gradient itself."""
+        """Whether it is just the output's gradient."""
         return self.reads == ("dy",) and not self.types and self.traced().form == "dy"
 
 
 @record
 class Elementwise:
-    """An operator on elements: its formula forward, and one for each gradient, by name.
+    """An operator on elements: its forward formula, and one for each gradient, by name.
 
-    params : attributes.  low, high : of inputs that tests draw.  cases, types : attributes, and types beside the program's
-    float, that tests run it with.
+    params : attributes.  low, high : range of the inputs that tests draw.  cases, types : attributes, and types besides the
+    program's float, that tests run it with.
     """
 
     name: str
@@ -276,18 +276,18 @@ class Elementwise:
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
-        """Those that are rows."""
+        """The formulas that are rows."""
         return (self.forward, *(f for f in self.backward.values() if not f.passes))
 
     def strided(self, f: Formula) -> tuple[str, ...]:
-        """Operands of one of its formulas that are broadcast: inputs, where there are two; an output's gradient is whole."""
+        """Operands of a formula that are broadcast: the inputs, if there are several; an output's gradient is whole."""
         inputs = self.forward.reads
         return tuple(v for v in f.reads if v in inputs) if len(inputs) > 1 else ()
 
 
 ELEMENTWISE: dict[str, Elementwise] = {}
 MOST_INPUTS = 3
-AXES = 6  # of what is broadcast: the leading one, which is never merged with others, and five more after merging
+AXES = 6  # broadcast axes: the leading one, which is never merged with others, and five more after merging
 TAKEN = ("y", "dy", "me", "rows", "cols", *(f"d{i}" for i in range(AXES)))
 
 
@@ -305,9 +305,9 @@ def elementwise(
 ) -> Callable[[type], Elementwise]:
     """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
 
-    text : of ``y``, where its steps would be too long.  exact : see `Elementwise`.
-    A gradient's formula names what it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0 wherever it
-    has any.
+    text : of ``y``, if its steps would be too long.  exact : see `Elementwise`.
+    A gradient's formula names the values that it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0
+    wherever it has any.
     """
 
     def declare(cls: type) -> Elementwise:
@@ -315,7 +315,7 @@ def elementwise(
         check_params(params)
         found = formulas_of(cls)
         if "y" not in found:
-            raise ValueError("a formula y of the inputs is wanted")
+            raise ValueError("a formula y of the inputs is missing")
         forward = Formula(f"{name}_fwd", found.pop("y"), "y", params, text)
         single = len(forward.reads) == 1
         backward = {
@@ -329,9 +329,7 @@ def elementwise(
             raise ValueError("To is what cast makes: annotate y with Any, or cast it")
         for f in (forward, *backward.values()):
             if f.types and f.words and (len(f.words) > len(f.reals) or all(v in f.types for v in f.operands)):
-                raise ValueError(
-                    f"{f.name}: parameters are numbers that meet floats: an operand must be without annotation"
-                )
+                raise ValueError(f"{f.name}: parameters combine with floats: an operand must be without annotation")
         typed = types if {*forward.types.values()} & {"any", "cells"} else ()
         spec = Elementwise(
             name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, typed, exact, high
@@ -343,13 +341,13 @@ def elementwise(
 
 
 def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
-    """Refuse formulas of an operator that could not be rows (ValueError)."""
+    """Reject formulas of an operator that cannot be rows (ValueError)."""
     inputs = forward.reads
     if not 1 <= len(inputs) <= MOST_INPUTS:
         raise ValueError(f"y has {len(inputs)} inputs: one to {MOST_INPUTS} are possible")
     if taken := [name for name in forward.names if name in TAKEN]:
         raise ValueError(f"{taken[0]!r} is a word of every such row: name the input or parameter otherwise")
-    if len(inputs) > 1:  # whose rows have a stride of each along each axis
+    if len(inputs) > 1:  # the row has a stride of each input along each axis
         strides = [f"{v}{i}" for v in inputs for i in range(AXES)]
         if taken := [name for name in strides if name in (*TAKEN, *forward.names) or strides.count(name) > 1]:
             raise ValueError(
@@ -362,15 +360,15 @@ def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
             if name not in ("dy", "y", *inputs):
                 raise ValueError(f"d{key} reads {name!r}: a gradient reads dy, y and inputs ({', '.join(inputs)})")
             if name in inputs and f.types.get(name) != forward.types.get(name):
-                raise ValueError(f"d{key}: {name!r} is annotated otherwise than in y")
+                raise ValueError(f"d{key}: {name!r} has another annotation than in y")
         if f.writes in f.types:
-            raise ValueError(f"d{key}: a gradient is of floats, which have no annotation")
+            raise ValueError(f"d{key}: gradients are floats, which have no annotation")
 
 
 # ---------------------------------------------------------------- losses over pairs
 @record
 class PairLoss:
-    """A loss that is a mean of terms over pairs of elements x and t: the term, and its slope by x and by t."""
+    """A loss that is the mean of a term over pairs of elements x and t: the term, and its slopes by x and by t."""
 
     name: str
     term: Formula
@@ -397,7 +395,7 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
             if other := {*f.reads} - {"x", "t"}:
                 raise ValueError(f"{f.fn.__name__} reads {min(other)!r}: formulas of a loss read x, t and parameters")
             if f.types:
-                raise ValueError(f"{f.fn.__name__}: a loss is of floats, which have no annotation")
+                raise ValueError(f"{f.fn.__name__}: losses are of floats, which have no annotation")
         if term.reads != ("x", "t"):
             raise ValueError("term is a formula of x, t and parameters, in this order")
         spec = PairLoss(name, term, slopes, params, source)
@@ -410,9 +408,9 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
 # ---------------------------------------------------------------- updates of optimizers
 @record
 class Update:
-    """What an optimizer does with an element: ``steps`` in order, each of a value's new number; the last is p's.
+    """An optimizer's update of an element: ``steps`` in order, each gives a value's new number; the last is p's.
 
-    decay : whether weight_decay * p is added to the gradient before.
+    decay : whether weight_decay * p is first added to the gradient.
     """
 
     name: str
@@ -422,7 +420,7 @@ class Update:
     source: str
 
     def coefficient(self, name: str, slot: Callable[[str], Any]) -> Any:
-        """One of `uses`, made of the numbers that ``slot`` gives for slots of hyperparameters."""
+        """One of `uses`, computed from the numbers that ``slot`` gives for slots of hyperparameters."""
         of = self.coefficients.get(name)
         return of(*map(slot, arguments(of))) if of else slot(name)
 
@@ -432,18 +430,18 @@ class Update:
 
     @cached_property
     def uses(self) -> tuple[str, ...]:
-        """The numbers that are no operands."""
+        """The numbers that are not operands."""
         names = dict.fromkeys(name for fn in self.steps.values() for name in arguments(fn))
         return tuple(name for name in names if name not in ("p", "g", *self.state))
 
     @property
     def slots(self) -> set[str]:
-        """Slots of hyperparameters that `uses` are made of."""
+        """The slots of hyperparameters that `uses` depend on."""
         made = [self.coefficients.get(name) for name in self.uses]
         return {*self.uses} | {slot for of in made if of for slot in arguments(of)}
 
     def __call__(self, clip_scale: Any, weight_decay: Any, p: Any, g: Any, *others: Any) -> tuple[Any, ...]:
-        """The new p and state of numbers: p, g, state, `uses`; no scale or decay: None."""
+        """The new p and state, from numbers: p, g, state, `uses`; None stands for no scale or no decay."""
         if weight_decay is not None:
             g = fma(weight_decay, p, g) if clip_scale is None else fma(g, clip_scale, weight_decay * p)
         elif clip_scale is not None:
@@ -459,7 +457,7 @@ class Update:
 
     @property
     def text(self) -> str:
-        """Equations, with ``step`` for the gradient after scale and decay; the scale is 1 where the word ``clip`` is 0."""
+        """Equations, with ``step`` for the gradient after scale and decay; the scale is 1 if the word ``clip`` is 0."""
         scaled = "where(clip == 1, clip_scale*g, g)"
         clauses = [f"step = {scaled} + weight_decay*p" if self.decay else f"step = {scaled}"]
         for name, fn in self.steps.items():
@@ -471,15 +469,15 @@ class Update:
         return "; ".join(clauses)
 
     def check(self) -> None:
-        """Refuse what no row could compute (ValueError)."""
+        """Reject updates that no row can compute (ValueError)."""
         for name, fn in self.steps.items():
             if fn.__annotations__:
-                raise ValueError(f"{name}: an update is of floats, which have no annotation")
+                raise ValueError(f"{name}: updates are of floats, which have no annotation")
             if self._said(fn).kind != FLOAT:
                 raise ValueError(f"{name} is a condition: take where(condition, x, y)")
 
     def _said(self, fn: Callable) -> Text:
-        """What a step makes of texts, with its coefficients in it."""
+        """The text of a step, with its coefficients inserted."""
         values = Trace()
 
         def named(name: str) -> Text:
@@ -496,7 +494,7 @@ UPDATES: dict[str, Update] = {}
 
 
 def update(*, coefficients: dict[str, Callable], source: str, decay: bool = True) -> Callable[[type], Update]:
-    """Decorator of a class of formulas: a function for each value that is updated, in order."""
+    """Decorator of a class of formulas: a function for each updated value, in order."""
 
     def declare(cls: type) -> Update:
         UPDATES[cls.__name__] = Update(cls.__name__, formulas_of(cls), decay, coefficients, source)

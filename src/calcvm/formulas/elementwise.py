@@ -1,7 +1,7 @@
 """Elementwise operators.
 
-A backward reads the output rather than the input wherever it can, so that the input's storage can be the output's, and
-an activation fused into the row before needs no copy of its argument.
+A backward reads the output rather than the input if it can.  Then the output can overwrite the input, and an activation
+fused into the row before needs no copy of its argument.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from calcvm.formulas.declare import ELEMENTWISE, Cells, Choice, Formula, Real, T
 
 __all__ = ["ACCUMULATE", "ACTIVATIONS", "CAST", "ELEMENTWISE", "FILL"]
 
-# Those that other rows apply to their results.  Stored programs have their numbers: append only.
+# Activations that other rows apply to their results.  Stored programs contain their numbers: append only.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu", "relu6", "silu", "hard_swish")
 
 
 def _passed(dy: Any, dx: Any) -> Any:
-    """dx, 0 where dy is: also where the slope is no number, as in a branch that `where` did not take."""
+    """dx, but 0 where dy is 0, even if the slope is not a number, as in a branch that `where` did not take."""
     return n.where(n.equal(dy, 0), 0.0, dx)
 
 
 def _within(x: Any, most: float) -> Any:
-    """x, no further than that from 0, where a slope no longer changes: of infinities it is the limit.  NaN stays."""
+    """x clamped to a range beyond which a slope no longer changes; infinities get the limit.  NaN stays."""
     x = n.where(x > most, most, x)
     return n.where(x < -most, -most, x)
 
 
 def _gated(x: Any, gate: Any) -> Any:
-    """x*gate, 0 where the gate is: also of -inf."""
+    """x*gate, but 0 where the gate is 0, even for -inf."""
     return n.where(n.equal(gate, 0), 0.0, x * gate)
 
 
@@ -89,7 +89,7 @@ class log:
         return _passed(dy, dy / x)
 
 
-@elementwise(source="right where exp(x) is near 1; the slope is right to half an ulp of 1")
+@elementwise(source="accurate where exp(x) is near 1; the slope is accurate to half an ulp of 1")
 class expm1:
     def y(x):
         return n.expm1(x)
@@ -98,7 +98,7 @@ class expm1:
         return _passed(dy, dy * (y + 1))
 
 
-@elementwise(low=-0.5, source="right where x is near 0")
+@elementwise(low=-0.5, source="accurate where x is near 0")
 class log1p:
     def y(x):
         return n.log1p(x)
@@ -189,7 +189,7 @@ class cosh:
         return _passed(dy, dy * n.sinh(x))
 
 
-# ---------------------------------------------------------------- of pieces, and of functions of others
+# ---------------------------------------------------------------- piecewise, and compositions
 @elementwise(onnx="Relu")
 class relu:
     def y(x):
@@ -294,7 +294,7 @@ class elu:
 
 
 def elu_by_output(dy: Any, y: Any, alpha: Any) -> Any:
-    """Its dx inside rows of programs that were stored before it was made of x: right to half an ulp of alpha."""
+    """The dx used by rows of older stored programs, from before it was computed from x: accurate to half an ulp of alpha."""
     return n.where(y > 0, dy, dy * (y + alpha))
 
 
@@ -325,7 +325,7 @@ class mish:
 
 
 def _exp_of_mish(x: Any) -> Any:
-    return n.exp(n.where(x > 40, 40.0, x))  # from there on y is x, and the slope 1, to the last place
+    return n.exp(n.where(x > 40, 40.0, x))  # beyond that y is x and the slope 1, to the last place
 
 
 @elementwise(onnx="HardSigmoid", source="at the kinks the derivative is 0, as in PyTorch; ONNX's with alpha = 1/6")
@@ -371,7 +371,7 @@ class affine:
 @elementwise(
     onnx="Clip",
     lo=Real(None, "the least value"),
-    hi=Real(None, "the largest value; where it is below ``lo`` all are this"),
+    hi=Real(None, "the largest value; if it is below ``lo``, all values become it"),
     cases=({"lo": -1.0, "hi": 0.5}, {"lo": 0.0, "hi": 6.0}),
     source="NaN stays; at the bounds the derivative is 1, as in PyTorch",
 )
@@ -403,7 +403,7 @@ class ceil:
         return n.ceil(x)
 
 
-@elementwise(onnx="Round", source="of two nearest integers the even one")
+@elementwise(onnx="Round", source="halfway cases round to the even integer")
 class round:  # noqa: A001
     def y(x):
         return n.rint(x)
@@ -458,7 +458,7 @@ class div:
         return _passed(dy, -dy * (y / b))
 
 
-NAN_OF_TWO = "NaN if either is, and then both have the gradient; of equal operands each has half of it, as in PyTorch"
+NAN_OF_TWO = "NaN if either is, and then both get the gradient; equal operands get half each, as in PyTorch"
 
 
 @elementwise(onnx="Max", source=NAN_OF_TWO)
@@ -490,7 +490,7 @@ class minimum:
     text="a - floor(a/b)*b",
     low=0.3,
     exact=True,
-    source="of floats; of the sign of b, as Python's %, numpy.mod and torch.remainder; right where a/b is finite, "
+    source="of floats; with the sign of b, as Python's %, numpy.mod and torch.remainder; accurate where a/b is finite, "
     "below 2^23 (float64: 2^52), and 0 only if a is",
 )
 class mod:
@@ -525,7 +525,7 @@ class equal:
         return n.equal(a, b)
 
 
-@elementwise(source="NaN differs from all, itself too")
+@elementwise(source="NaN differs from everything, itself included")
 class not_equal:
     def y(a: Any, b: Any) -> bool:
         return n.holds_not(n.equal(a, b))
@@ -579,7 +579,7 @@ class logical_xor:
         return n.one(a, b)
 
 
-# ---------------------------------------------------------------- terms of losses, whose mean has weights
+# ---------------------------------------------------------------- terms of losses with weighted means
 def logistic_loss(x: Any, t: Any) -> Any:
     """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
     y, away = n.fabs(x), _against(x, t)
@@ -587,14 +587,14 @@ def logistic_loss(x: Any, t: Any) -> Any:
 
 
 def logistic_slope(x: Any, t: Any) -> Any:
-    """sigmoid(x) - t, by the probability of what the logit is against."""
+    """sigmoid(x) - t, from the probability that the logit argues against."""
     e = n.exp(-n.fabs(x))
     p, away = e / (e + 1), _against(x, t)
     return n.where(x > 0, away - p, p - away)
 
 
 def _against(x: Any, t: Any) -> Any:
-    """How much of the target is against the logit."""
+    """The part of the target that contradicts the logit."""
     return n.where(x > 0, 1 - t, t)
 
 
@@ -627,7 +627,7 @@ class mae_term:
         return dy * step(t - x)
 
 
-# ---------------------------------------------------------------- conditions that choose
+# ---------------------------------------------------------------- conditions and choices
 @elementwise(onnx="Where", types=("uint8", "int64"))
 class where:
     def y(c: bool, a: Cells, b: Cells) -> Cells:

@@ -1,7 +1,7 @@
 """Losses over pairs of equal shape: a prediction x and a target t.
 
-``term`` is an element's of the loss, ``dx`` and ``dt`` its slopes; the loss is the mean of the terms.  ``factor`` is what the
-slopes are times, last of all: a slope that is a number only as an element's share of the mean is one.
+``term`` is the loss of an element, ``dx`` and ``dt`` are its slopes; the loss is the mean of the terms.  The slopes are
+multiplied by ``factor`` last: some slopes are finite only after scaling to an element's share of the mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The numbers that formulas compute with, and what formulas may do with them.
+"""The numbers that formulas compute with, and the operations that formulas may use on them.
 
-A formula is a Python function of numbers.  What they are decides what comes of it: on a CPU they are vectors of LLVM IR
-under construction (`kernels_cpu`), on a GPU scalars of it (`kernels_cuda`), in the simulator NumPy's; here they are
-texts, for listings (`text_of`), and counters, of operations (`operations`).  Constants are Python's own; they have the
+A formula is a Python function of numbers.  The kind of numbers decides the result: on a CPU they are vectors of LLVM IR
+under construction (`kernels_cpu`), on a GPU scalars of it (`kernels_cuda`), in the simulator NumPy's.  Here they are
+texts, for listings (`text_of`), and counters of operations (`operations`).  Constants are Python's own; they take the
 type of the number that they meet.
 """
 
@@ -19,20 +19,20 @@ from calcvm.formulas.functions import *  # noqa: F403
 from calcvm.formulas.functions import FUNCTIONS
 
 # ---------------------------------------------------------------- texts
-FLOAT, ANY, CELLS, CONDITION = "float", "any", "cells", "bool"  # what a value of a formula may be
-INSTEAD = {  # where it is not what is wanted
+FLOAT, ANY, CELLS, CONDITION = "float", "any", "cells", "bool"  # kinds of values in a formula
+INSTEAD = {  # advice if a value has the wrong kind
     FLOAT: "a number is no condition: compare it, such as x > 0",
-    ANY: "what is annotated Any may be integers, which are compared and selected: without annotation it is floats",
-    CELLS: "what is annotated Cells is moved as it is, and nothing else",
+    ANY: "a value annotated Any may be integers, which are compared and selected: without annotation it is a float",
+    CELLS: "a value annotated Cells is moved as it is, and nothing else",
     CONDITION: "a condition, such as x > 0, is no number: take where(condition, x, y)",
 }
-SHORT = 16  # characters that are written again rather than given a name
+SHORT = 16  # texts up to this length are repeated rather than named
 
 
 class Trace:
-    """The values of a formula as texts: each is made once, after its parts.
+    """The values of a formula as texts: each is created once, after its parts.
 
-    number : the class of its values, `Text` or one that writes otherwise.
+    number : the class of its values, `Text` or one with another notation.
     """
 
     def __init__(self, number: type[Text] | None = None) -> None:
@@ -40,7 +40,7 @@ class Trace:
         self.made: dict[tuple[Any, ...], Text] = {}
 
     def of(self, form: str, rank: int = 9, parts: tuple[tuple[Text, int], ...] = (), kind: str = FLOAT) -> Any:
-        """The value of a form, such as "{} + {}", and what stands in its places; see `Text`."""
+        """The value of a form such as "{} + {}", with the parts that fill its places; see `Text`."""
         key = (form, kind, *((id(part), least) for part, least in parts))
         if key not in self.made:
             self.made[key] = self.number(self, form, rank, parts, kind)
@@ -49,10 +49,10 @@ class Trace:
     def equations(
         self, results: Sequence[tuple[str, Text]], called: Mapping[int, str] | None = None, places: str = ""
     ) -> list[tuple[str, str]]:
-        """Names and texts of results, in the order in which they were made, each after what it shares with others.
+        """Names and texts of results, in the order of their creation, each after the parts that it shares with others.
 
-        What is used again is written once, under its name in ``called`` (by its id), or where it is longer than `SHORT`
-        characters u1, u2, ..., each with ``places`` behind it, such as "[r,c]".
+        A value that is used again is written once, under its name in ``called`` (by its id), or, if it is longer than `SHORT`
+        characters, as u1, u2, ..., each with ``places`` after it, such as "[r,c]".
         """
         called = called or {}
         named: dict[int, list[str]] = {}
@@ -84,15 +84,15 @@ class Trace:
         return out
 
     def program(self, name: str, result: Text, places: str = "") -> str:
-        """The equations of a result, those of what is used again before it."""
+        """The equations of a result, preceded by those of values that it uses repeatedly."""
         return "; ".join(f"{name} = {said}" for name, said in self.equations([(name, result)], places=places))
 
 
 class Text(Number):
-    """A formula as it would be written on paper.
+    """A formula in mathematical notation.
 
-    rank : how closely it binds.  parts : values, and the least rank that stands in the place without parentheses.
-    kind : FLOAT, ANY, CELLS or CONDITION; a formula that mixes them is refused (TypeError).
+    rank : how tightly it binds.  parts : values, with the lowest rank that needs no parentheses in its place.
+    kind : FLOAT, ANY, CELLS or CONDITION; a formula that mixes them is rejected (TypeError).
     """
 
     def __init__(self, trace: Trace, form: str, rank: int, parts: tuple[tuple[Text, int], ...], kind: str):
@@ -102,7 +102,7 @@ class Text(Number):
         return self.trace.of(form, rank, parts, kind)
 
     def _all(self, wanted: tuple[str, ...], *others: Any) -> list[Text]:
-        """Itself and others, all of one kind of those that are wanted."""
+        """Itself and the others, all of one of the wanted kinds."""
         given = [self, *map(self.const, others)]
         for value in given:
             if value.kind not in wanted:
@@ -112,12 +112,12 @@ class Text(Number):
         return given
 
     def __eq__(self, other: object) -> bool:
-        raise TypeError("== and != ask whether two numbers are one: take equal(x, y) of calcvm.formulas.number")
+        raise TypeError("== and != do not compare numbers of a formula: take equal(x, y) of calcvm.formulas.number")
 
     __hash__ = None  # type: ignore[assignment]
 
     def __float__(self) -> float:
-        raise TypeError("a formula is one for all elements: functions of them are those of calcvm.formulas.number")
+        raise TypeError("a formula is evaluated for all elements at once: take the functions of calcvm.formulas.number")
 
     def _none(self, *others: Any) -> Any:
         raise TypeError(f"formulas have + - * /, comparisons, and {', '.join(FUNCTIONS)} of calcvm.formulas.number")
@@ -203,11 +203,11 @@ for _function in FUNCTIONS.values():
 
 
 def traced(fn: Callable, *numbers: Text) -> Text:
-    """What a formula makes of texts.
+    """The text of a formula, from texts of its numbers.
 
     Raises
     ------
-    TypeError : it mixes them, does with them what formulas cannot do, or makes no value.
+    TypeError : it mixes kinds, uses an operation that formulas lack, or returns no value.
     """
     try:
         out = fn(*numbers)
@@ -224,19 +224,19 @@ def traced(fn: Callable, *numbers: Text) -> Text:
 
 
 def text_of(fn: Callable, names: Sequence[str], result: str = "y") -> str:
-    """What a formula says of numbers of these names, as equations."""
+    """The equations of a formula over numbers of these names."""
     trace = Trace()
     return trace.program(result, traced(fn, *map(trace.of, names)))
 
 
 def show_number(c: float) -> str:
-    """All its digits: read again it is the same number."""
+    """All its digits, so that parsing gives the same number."""
     return str(int(c)) if float(c).is_integer() and abs(c) < 1e15 else repr(float(c))
 
 
 # ---------------------------------------------------------------- counts
 class Count(Number):
-    """A number that counts how often one is made, by an operation on others."""
+    """A number that counts the operations that create numbers."""
 
     def __init__(self, made: list[int]):
         self.made = made
@@ -268,7 +268,7 @@ for _function in FUNCTIONS.values():
 
 
 def operations(fn: Callable, n: int) -> int:
-    """Operations of a formula of ``n`` numbers."""
+    """The operations of a formula of ``n`` numbers."""
     made = [0]
     fn(*(Count(made) for _ in range(n)))
     return made[0]

@@ -1,7 +1,7 @@
-"""Updates of optimizers: an element of a parameter p and of its state, by its gradient g and hyperparameters.
+"""Updates of optimizers: an element of a parameter p and of its state, from its gradient g and hyperparameters.
 
-Formulas are applied in their order, each on what those before it have made; p's is the last.  g is scaled for clipping,
-and has the decay added, before.  A number that is no operand is a slot of the hyperparameters, or of COEFFICIENTS.
+Formulas apply in order, each to the results of those before it; p's is the last.  Before them g is scaled for clipping,
+and gets the decay added.  A number that is not an operand is a slot of the hyperparameters, or one of COEFFICIENTS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calcvm.formulas.declare import UPDATES, update
 
 __all__ = ["HYPER_SLOTS", "UPDATES"]
 
-# Numbers of float64, in any heap, that a program keeps for an optimizer.
+# float64 numbers, in any heap, that a program keeps for an optimizer.
 HYPER_SLOTS = (
     # set by the user
     "learning_rate",
@@ -38,7 +38,7 @@ HYPER_SLOTS = (
     "inv_sqrt_correction2_t",  # 1 / sqrt(1 - beta2^t)
     "clip_scale",
 )
-# Of slots, in float64: in float32 a difference from 1 would have lost most of its digits.
+# Computed from slots in float64: in float32 a difference from 1 would have lost most of its digits.
 COEFFICIENTS = {
     "rest1": lambda beta1: 1 - beta1,
     "rest2": lambda beta2: 1 - beta2,

@@ -1,4 +1,4 @@
-"""What a step does with an optimizer's hyperparameters: functions of their float64 slots that each device compiles."""
+"""A step's computations on an optimizer's hyperparameters: functions of their float64 slots that each device compiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tick(s, schedule):  # type: ignore[no-untyped-def]
         total = s[TOTAL_STEPS]
         if schedule == COSINE_RESTARTS:
             begin = s[GAMMA_T] - 1
-            total += begin * (s[GAMMA] - 1)  # the geometric series: this cycle's length from all before it
+            total += begin * (s[GAMMA] - 1)  # the geometric series gives this cycle's length from that of all before it
             if k - begin >= total:
                 total += (k - begin) * (s[GAMMA] - 1)
                 begin = k
@@ -50,7 +50,7 @@ def tick(s, schedule):  # type: ignore[no-untyped-def]
 def rate_table(s, n, every, table):  # type: ignore[no-untyped-def]
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]."""
     k, x = 0, (s[T] - 1 - s[WARMUP_STEPS]) / every
-    if x > 0:  # and no NaN
+    if x > 0:  # and not NaN
         k = int(x) if x < n - 1 else n - 1
     f = table[k]
     s[LR_T] *= f

@@ -1,4 +1,4 @@
-"""Where windows lie along an axis: integers, for the kernels of both devices."""
+"""The places of windows along an axis: integers, for the kernels of both devices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 
 class Axis(NamedTuple):
-    """An axis of ``size`` elements and ``out`` windows of ``k`` taps, ``d`` apart, of which window o begins at o*s - p.
+    """An axis of ``size`` elements and ``out`` windows of ``k`` taps, ``d`` apart; window o begins at o*s - p.
 
-    q : elements of padding behind the axis that are counted, and those before it; -1: none is.
-    Where s is 0 windows are adaptive: from floor(o*size/out) to ceil((o + 1)*size/out).
+    q : elements of padding after the axis that are counted, along with those before it; -1: none is counted.
+    If s is 0, windows are adaptive: from floor(o*size/out) to ceil((o + 1)*size/out).
     """
 
     size: Any
@@ -22,7 +22,7 @@ class Axis(NamedTuple):
 
 
 def adaptive(size, out):  # type: ignore[no-untyped-def]
-    """The axis of adaptive windows, which are of one size where ``out`` divides ``size``; else k is above the largest."""
+    """The axis of adaptive windows: of one size if ``out`` divides ``size``; otherwise k exceeds the largest."""
     k = size // max(out, 1)
     if k > 0 and k * out == size:
         return Axis(size, out, k, k, 0, 1, -1)
@@ -30,7 +30,7 @@ def adaptive(size, out):  # type: ignore[no-untyped-def]
 
 
 def taps(o, a):  # type: ignore[no-untyped-def]
-    """Of window o: the first element that is inside the axis, the tap that it is, and how many are."""
+    """For window o: the first element inside the axis, its tap, and how many taps are inside."""
     if a.s == 0:
         first = o * a.size // a.out
         return first, 0, ((o + 1) * a.size + a.out - 1) // a.out - first
@@ -40,9 +40,9 @@ def taps(o, a):  # type: ignore[no-untyped-def]
 
 
 def covering(i, a, step):  # type: ignore[no-untyped-def]
-    """Of element i: the first window that has it, the tap that it is there, and how many have it.
+    """For element i: the first window that contains it, its tap there, and how many windows contain it.
 
-    Windows are ``step`` = d/gcd(s, d) apart, the tap is step*s/d less in each (of adaptive ones: i less the window's first).
+    These windows are ``step`` = d/gcd(s, d) apart; the tap is step*s/d less in each (in adaptive ones: i less the window's first).
     """
     if a.s == 0:
         o = i * a.out // a.size
@@ -56,5 +56,5 @@ def covering(i, a, step):  # type: ignore[no-untyped-def]
 
 
 def counted(o, n, a):  # type: ignore[no-untyped-def]
-    """What window o counts, n of whose taps are inside."""
+    """The count of window o, n of whose taps are inside."""
     return n if a.s == 0 or a.q < 0 else min(a.k, a.size + a.q - o * a.s + a.p)

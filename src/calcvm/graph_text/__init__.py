@@ -1,4 +1,4 @@
-"""Graphs as texts (CalcGraph's external language): what writes one, and what reads it back."""
+"""Graphs as text (CalcGraph's external language): writer and reader."""
 
 from calcvm.graph_text.read import read_graph
 from calcvm.graph_text.write import text_of

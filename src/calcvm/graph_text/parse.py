@@ -1,4 +1,4 @@
-"""Lines of the text as trees: nothing of it is run, and what is no statement of the language is refused where it stands."""
+"""Parse lines of the text into trees.  Nothing is executed; a line that is not a statement is rejected with its position."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TOKEN = re.compile(
 )
 ESCAPE = re.compile(r"\\(?:([\\'\"])|([nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.?))", re.ASCII)
 CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
-DEEPEST = 70  # of brackets in brackets: arrays have fewer axes
-DIGITS = 4000  # of an integer: Python reads no more than 4300
-WINDOW = 100  # characters of a line in a message
+DEEPEST = 70  # nested brackets: arrays have fewer axes
+DIGITS = 4000  # of an integer: Python reads at most 4300
+WINDOW = 100  # characters of a line shown in a message
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class Wrong(Exception):
-    """What is wrong with a line, and the place in it."""
+    """An error in a line, with its position."""
 
     def __init__(self, at: int, why: str):
         super().__init__(why)
@@ -36,7 +36,7 @@ class Wrong(Exception):
 
 @dataclass
 class Token:
-    kind: str  # number, name, text, sign; "end" behind the last one
+    kind: str  # number, name, text, sign; "end" after the last one
     text: str
     at: int
 
@@ -45,7 +45,8 @@ class Token:
 class Node:
     """A value: ``kind`` is "value" (a number or constant), "text", "name", "list", "tuple", "dict" or "call".
 
-    items : of a list or tuple, or a call's by position.  pairs : of a dict, keys and values; a call's by name.
+    items : elements of a list or tuple, or positional arguments of a call.
+    pairs : keys and values of a dict, or named arguments of a call.
     """
 
     kind: str
@@ -66,10 +67,13 @@ class Target:
 
 @dataclass
 class Statement:
-    """A line: what it is ("path", ..., "source" or "operator"), the names that it defines, and what stands behind.
+    """A line: its kind ("path", ..., "source" or "operator"), the names that it defines, and its right side.
 
-    what : a source's kind or an operator's name.  name : of a path, layer; or that of an operator, where it says one.
-    sizes, settings : of a source.  call : an operator's or statement's.  flag : behind a path, in parentheses.
+    what : the kind of a source, or the name of an operator's type.
+    name : the name of a path or layer, or of an operator if the line gives one.
+    sizes, settings : of a source.
+    call : of an operator or statement.
+    flag : the word in parentheses after a path.
     """
 
     kind: str
@@ -85,7 +89,7 @@ class Statement:
 
 
 def shown(number: int, line: str, at: int, why: str) -> str:
-    """A message on a place of a line: which, what is wrong, the line, and a caret under the place."""
+    """A message on a position in a line: the number, the error, the line, and a caret under the position."""
     begin = max(0, at - WINDOW // 2) if len(line) > WINDOW else 0
     part = "".join(c if c.isprintable() else "?" for c in line[begin : begin + WINDOW])
     return f"line {number}, column {at + 1}: {why}\n    {part}\n    {' ' * (at - begin)}^"
@@ -97,9 +101,9 @@ def tokens(line: str) -> list[Token]:
         match = TOKEN.match(line, at)
         if match is None:
             if line[at] in "'\"":
-                raise Wrong(at, "a text begins here that does not end in this line: close its quotes")
+                raise Wrong(at, "the text that begins here does not end in this line: close its quotes")
             raise Wrong(
-                at, f"{line[at]!r} is no sign of the language: names with signs stand in quotes, such as 'my name'"
+                at, f"{line[at]!r} is not a sign of the language: put names with signs in quotes, such as 'my name'"
             )
         if match.lastgroup != "space":
             found.append(Token(str(match.lastgroup), match[0], at))
@@ -115,7 +119,7 @@ def unquoted(token: Token) -> str:
             return chr(int(code, 16))
         if code or other is not None:
             raise Wrong(
-                token.at + 1 + escape.start(), f"{escape[0]} means nothing in a text: write a backslash as \\\\"
+                token.at + 1 + escape.start(), f"{escape[0]} is not an escape sequence: write a backslash as \\\\"
             )
         return same or CONTROL[control]
 
@@ -123,7 +127,7 @@ def unquoted(token: Token) -> str:
 
 
 def statement(line: str) -> Statement | None:
-    """The statement of a line (None: it is empty, or a comment alone)."""
+    """The statement in a line; None if the line is empty or only a comment."""
     found = _Parser(tokens(line))
     return None if found.next.kind == "end" else found.statement()
 
@@ -161,7 +165,7 @@ class _Parser:
             self.fail(f"the name of {what}")
         if token.kind == "name" and token.text in CONSTANTS:
             raise Wrong(
-                token.at, f"{token.text} is a constant: as the name of {what} it stands in quotes, {token.text!r}"
+                token.at, f"{token.text} is a constant: as the name of {what} it must be in quotes, {token.text!r}"
             )
         self.take()
         name = token.text if token.kind == "name" else unquoted(token)
@@ -175,7 +179,7 @@ class _Parser:
         word = token.text if token.kind == "name" else ""
         if word in BEFORE_NAMES and after.kind in ("name", "text"):
             self.take()
-            name, at = self.name({"return": "what the layer makes"}.get(word, f"the {word}"))
+            name, at = self.name({"return": "the layer's result"}.get(word, f"the {word}"))
             made = Statement(word, at, name=name)
             if word == "path" and self.at("("):
                 self.take()
@@ -199,7 +203,7 @@ class _Parser:
             self.take()
             targets.append(self.target())
         if not self.at("="):
-            self.fail("'=', between what the line makes and how,")
+            self.fail("'=', between results and operator,")
         self.take()
         at = self.next.at
         if self.next.kind == "name" and self.next.text in SOURCES and self.tokens[self.place + 1].text == "[":
@@ -216,7 +220,7 @@ class _Parser:
         what = operator.text if operator.kind == "name" else unquoted(operator)
         if not self.at("("):
             self.fail(
-                f"'(' behind the operator {what!r}"
+                f"'(' after the operator {what!r}"
                 + (f", or '[' and its sizes, {what}[2, 3]," if what in SOURCES else "")
             )
         made = Statement("operator", at, targets, what, call=self.call(Node("call", at, what)))
@@ -261,11 +265,11 @@ class _Parser:
         return self.call(Node("call", token.at, token.text)) if self.at("(") else node
 
     def inside(self, end: str, item: Callable[[], Any]) -> Iterator[Any]:
-        """What stands between brackets, with commas; the next token is the opening one."""
+        """Items between brackets, separated by commas.  The next token is the opening bracket."""
         opening = self.take()
         self.depth += 1
         if self.depth > DEEPEST:
-            raise Wrong(opening.at, f"brackets stand in brackets {DEEPEST} deep")
+            raise Wrong(opening.at, f"brackets are nested {DEEPEST} deep")
         while not self.at(end):
             yield item()
             if not self.at(end):
@@ -284,7 +288,7 @@ class _Parser:
         return key, self.value()
 
     def call(self, node: Node) -> Node:
-        """What stands in parentheses behind a word: by position, then by name."""
+        """The arguments in parentheses after a word: positional, then named."""
         if not self.at("("):
             self.fail(f"'(' behind {node.value!r}")
 
@@ -298,10 +302,10 @@ class _Parser:
                 self.take()
                 self.take()
                 if any(known.value == key.text for known, _ in node.pairs):
-                    raise Wrong(key.at, f"{key.text}= is there twice")
+                    raise Wrong(key.at, f"{key.text}= is given twice")
                 node.pairs.append((Node("name", key.at, key.text), self.value()))
             elif node.pairs:
-                self.fail("a name with '=', as before it,")
+                self.fail("a name with '=', as before,")
             else:
                 node.items.append(self.value())
 
@@ -312,7 +316,7 @@ class _Parser:
 
 # ---------------------------------------------------------------- values of trees
 def literal(node: Node) -> Any:
-    """Numbers, texts, and tuples, lists and dictionaries of them."""
+    """Numbers and texts, and tuples, lists and dictionaries of them."""
     if node.kind in ("value", "text"):
         return node.value
     if node.kind in ("list", "tuple"):
@@ -322,22 +326,22 @@ def literal(node: Node) -> Any:
         keys = [literal(key) for key, _ in node.pairs]
         for (key, _), k in zip(node.pairs, keys):
             if isinstance(k, (list, dict, tuple)):
-                raise Wrong(key.at, "a key is a number or a text")
+                raise Wrong(key.at, "a key must be a number or a text")
         return dict(zip(keys, [literal(value) for _, value in node.pairs]))
-    hint = f": a text stands in quotes, {node.value!r}" if node.kind == "name" else ""
+    hint = f": a text must be in quotes, {node.value!r}" if node.kind == "name" else ""
     raise Wrong(node.at, f"a number, a text, or a tuple or list of them is wanted here, not {node.value!r}{hint}")
 
 
 def title(line: str, name: str, version: int) -> None:
-    """The first line of a text (Wrong: it is another)."""
+    """Check the first line of a text (Wrong: it is another)."""
     match = re.fullmatch(rf"{name} (\d{{1,9}}) *(?:#.*)?", line.rstrip(), re.ASCII)
     if match is None:
-        raise Wrong(0, f"a text of a graph begins with the line {f'{name} {version}'!r}")
+        raise Wrong(0, f"the text of a graph begins with the line {f'{name} {version}'!r}")
     if int(match[1]) != version:
         raise Wrong(
             len(name) + 1,
-            f"the text is of version {int(match[1])} of the language, and this calcvm reads version {version}: take the calcvm that "
-            "has written it, or write the graph again, by graph.text()",
+            f"the text has version {int(match[1])} of the language, and this calcvm reads version {version}: use the calcvm that "
+            "wrote it, or write the graph again, by graph.text()",
         )
 
 

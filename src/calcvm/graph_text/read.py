@@ -1,4 +1,4 @@
-"""A graph from its text, built by the calls that would build it in Python, with their checks."""
+"""Build a graph from its text, by the calls that would build it in Python, with their checks."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from calcvm.ops import OPS
 from calcvm.ops.layouts import LAYOUTS
 from calcvm.ops.spec import EQUATION, OpSpec
 
-DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # of an array, as NumPy calls it
+DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # NumPy's names of array types
 
 
 def read_graph(text: str) -> CalcGraph:
-    """The graph of a text that `CalcGraph.text` wrote, or somebody by hand.
+    """Build the graph of a text, written by `CalcGraph.text` or by hand.
 
-    It compiles to the program of the graph that was written.  Nothing of the text is run as Python, and no file is read.
+    It compiles to the same program as the graph that was written.  Nothing in the text runs as Python, and no file is read.
 
     Raises
     ------
-    CalcError : a line is no statement of the language, or something in it is refused as the call in Python refuses it (a
-        ShapeError, for example): with its number, a caret under the place, what is wrong and what to do.
+    CalcError : a line is not a statement of the language, or Python's call rejects it (then also a ShapeError, for example).
+        The message has the line's number, a caret under the position, the error and the remedy.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def read_graph(text: str) -> CalcGraph:
 
 @dataclass
 class _Block:
-    """Lines of one indentation: those of the text, a path, or a layer (None: not inside one)."""
+    """Lines of one indentation: those of the text, a path, or a layer (None: outside of one)."""
 
     indent: int
     path: Path | None = None
@@ -76,11 +76,11 @@ class _Block:
 class _Reader:
     def __init__(self) -> None:
         self.graph = CalcGraph()
-        self.known: dict[str, Variable] = {}  # by the names that the text defines
+        self.known: dict[str, Variable] = {}  # by their names in the text
         self.numbering = Numbering()
-        self.at = 0  # of the line, where what is called refuses something
+        self.at = 0  # position in the line to report if a call raises
         self.blocks = [_Block(0)]
-        self.opened: _Block | None = None  # by the line before, and its indentation by the next
+        self.opened: _Block | None = None  # block opened by the line before; the next line sets its indentation
 
     def read(self, text: str) -> CalcGraph:
         lines = [line.rstrip("\r") for line in text.split("\n")]
@@ -104,7 +104,7 @@ class _Reader:
 
     # ------------------------------------------------------------ blocks
     def enter(self, line: str) -> None:
-        """Find the block that a line is in, by its indentation."""
+        """Find the block of a line by its indentation."""
         indent = len(line) - len(line.lstrip(" "))
         if self.opened is not None and indent > self.blocks[-1].indent:
             self.opened.indent = indent
@@ -115,7 +115,7 @@ class _Reader:
         if indent != self.blocks[-1].indent:
             raise Wrong(
                 indent,
-                f"the line is indented by {indent}, and the lines that it stands below by {self.blocks[-1].indent}",
+                f"the line is indented by {indent}, and the lines above it by {self.blocks[-1].indent}",
             )
 
     @property
@@ -154,7 +154,7 @@ class _Reader:
     # ------------------------------------------------------------ placeholders, parameters and the like
     def _source(self, line: Statement) -> None:
         if len(line.targets) > 1:
-            raise Wrong(line.targets[1].at, f"a {line.what} is one variable")
+            raise Wrong(line.targets[1].at, f"a {line.what} defines one variable")
         target = line.targets[0]
         self.define(target)
         said = _by_name(line.what, line.settings, SOURCES[line.what])
@@ -195,7 +195,7 @@ class _Reader:
             raise Wrong(said["kind"].at, f"state {name!r}: kind {kind!r} is unknown; take one of {', '.join(STATES)}")
         of = checks.text(f"state {name!r}: of", literal(said["of"]) if "of" in said else name)
         if of in self.graph.states:
-            raise Wrong(said["of"].at if "of" in said else self.at, f"there is a state of {of!r} already")
+            raise Wrong(said["of"].at if "of" in said else self.at, f"there already is a state of {of!r}")
         sizes = checks.sizes(f"state {name!r}: shape", sizes)
         if len(sizes) != 1:
             raise Wrong(self.at, f"state {name!r}: its shape is one number, such as state[2], not {sizes}")
@@ -212,16 +212,16 @@ class _Reader:
     # ------------------------------------------------------------ paths
     def _path(self, line: Statement) -> None:
         if len(self.blocks) > 1:
-            raise Wrong(self.at, "a path stands in no other path: begin its line at the left")
+            raise Wrong(self.at, "a path cannot be inside another path: begin its line at the left")
         name, flag = line.name or "", line.flag
         if flag not in ("", BACKWARD, CONTINUED):
-            raise Wrong(line.flag_at, f"behind a path stands ({BACKWARD}), ({CONTINUED}) or nothing")
+            raise Wrong(line.flag_at, f"after a path only ({BACKWARD}), ({CONTINUED}) or nothing is allowed")
         if flag == CONTINUED:
             if name not in self.graph.paths:
-                raise Wrong(self.at, f"no path {name!r} stands above, which could be {CONTINUED}")
+                raise Wrong(self.at, f"no path {name!r} above that could be {CONTINUED}")
             path = self.graph.paths[name]
         elif name in self.graph.paths:
-            raise Wrong(self.at, f"path {name!r} exists already: go on with it by path {name} ({CONTINUED}):")
+            raise Wrong(self.at, f"path {name!r} exists already: continue it by path {name} ({CONTINUED}):")
         else:
             path = self.graph.path(name, flag == BACKWARD, adopt=False)
         self.opened = _Block(0, path)
@@ -231,14 +231,14 @@ class _Reader:
         if self.block.layer is not None:
             raise Wrong(
                 self.at,
-                f"a layer stands in no other layer: its name says that it is inside, such as {self.block.layer}.linear_1",
+                f"a layer cannot be written inside another layer: its name says that it is inside, such as {self.block.layer}.linear_1",
             )
         self.opened = _Block(0, path, line.name)
 
     def _return(self, line: Statement) -> None:
-        path = self.inside("what a layer returns")
+        path = self.inside("the result of a layer")
         if self.block.layer is None:
-            raise Wrong(self.at, "a layer returns something, and a path does not: output(...) says what it makes")
+            raise Wrong(self.at, "only a layer returns something: for a path, output(...) names the results")
         v = self.variable(Node("name", line.at, line.name))
         path.layers[self.block.layer] = v, len(path.operations)
 
@@ -248,7 +248,7 @@ class _Reader:
         _by_name("output", call.pairs, ())
         found = tuple(self.variable(node) for node in call.items)
         if not found:
-            raise Wrong(self.at, "output() names what the path makes, such as output(y)")
+            raise Wrong(self.at, "output() needs the path's results, such as output(y)")
         path.output = found if len(found) > 1 else found[0]
 
     def _minimize(self, line: Statement) -> None:
@@ -256,9 +256,9 @@ class _Reader:
         assert call is not None
         said = _by_name("minimize", call.pairs, ("optimizer", "output", "parameters", "rates"))
         if len(call.items) != 1:
-            raise Wrong(self.at, "minimize is given one loss, such as minimize(loss, optimizer=SGD(0.1))")
+            raise Wrong(self.at, "minimize needs one loss, such as minimize(loss, optimizer=SGD(0.1))")
         if "optimizer" not in said:
-            raise Wrong(self.at, "minimize is given an optimizer, such as optimizer=SGD(0.1)")
+            raise Wrong(self.at, "minimize needs an optimizer, such as optimizer=SGD(0.1)")
         loss = self.variable(call.items[0])
         given: dict[str, Any] = {"optimizer": _made(said["optimizer"], "optimizer", OPTIMIZERS)}
         if "output" in said:
@@ -268,7 +268,7 @@ class _Reader:
             given["parameters"] = self.variables(said["parameters"])
         if "rates" in said:
             if said["rates"].kind != "dict":
-                raise Wrong(said["rates"].at, "rates are given by parameters, such as {W: 0.1}")
+                raise Wrong(said["rates"].at, "rates must be given by parameter, such as {W: 0.1}")
             given["rates"] = {self.variable(key).name: literal(value) for key, value in said["rates"].pairs}
         path.minimize(loss, **given)
 
@@ -276,10 +276,10 @@ class _Reader:
         call = line.call
         assert call is not None
         if self.block.path is not None:
-            raise Wrong(self.at, "adapt stands in no path: begin its line at the left")
+            raise Wrong(self.at, "adapt cannot be inside a path: begin its line at the left")
         said = _by_name("adapt", call.pairs, ("axis",))
         if len(call.items) != 2 or call.items[0].kind not in ("name", "text"):
-            raise Wrong(self.at, "adapt names a layer and what it learns from, such as adapt(standardize_1, input)")
+            raise Wrong(self.at, "adapt needs a layer and its input, such as adapt(standardize_1, input)")
         scope, x = call.items[0].value, self.variable(call.items[1])
         if not x.rank or x.shape[0].constant or not all(n.constant for n in x.shape[1:]):
             raise Wrong(call.items[1].at, f"{x} must have the batch first and fixed sizes after it")
@@ -295,7 +295,7 @@ class _Reader:
         for target in line.targets:
             self.define(target)
         if twice := [t for i, t in enumerate(line.targets) if t.name in [u.name for u in line.targets[:i]]]:
-            raise Wrong(twice[0].at, f"{twice[0].name!r} is there twice")
+            raise Wrong(twice[0].at, f"{twice[0].name!r} is defined twice")
         first, start = line.targets[0], len(path.operations)
         with path:
             if name == GRADIENT:
@@ -307,35 +307,35 @@ class _Reader:
                 outputs, stem = self.applied(call, first.name), name
         if len(line.targets) != len(outputs):
             at = line.targets[min(len(outputs), len(line.targets) - 1)].at
-            raise Wrong(at, f"names before '=': {len(line.targets)}; what {name} makes: {len(outputs)}")
+            raise Wrong(at, f"names before '=': {len(line.targets)}; results of {name}: {len(outputs)}")
         for target, v in zip(line.targets, outputs):
             self.keep(target, v)
         *inserted, op = path.operations[start:]
-        for other in inserted:  # casts and copies that the text leaves to the reader
+        for other in inserted:  # casts and copies, which the text omits
             self.numbering.called(other.spec.name, other.name)
             other.layer = self.block.layer or ""
         op.name = line.name or self.numbering.expected(stem, first.name, first.unnamed)
         op.layer = self.block.layer or ""
         self.numbering.called(stem, op.name)
-        self.graph._counts |= self.numbering.last  # operators that are added to the graph later have other names
-        if "stream" in op.attrs and any(v.kind == "state" for v in op.inputs.values()):  # and draw other numbers
+        self.graph._counts |= self.numbering.last  # operators added to the graph later need other names
+        if "stream" in op.attrs and any(v.kind == "state" for v in op.inputs.values()):  # and other random numbers
             self.graph._streams = max(self.graph._streams, op.attrs["stream"] + 1)
 
     def inputs(self, call: Node, what: str, n: int) -> list[Variable]:
         _by_name(what, call.pairs, ())
         if len(call.items) != n:
-            raise Wrong(self.at, f"{what} is given {n} variables, not {len(call.items)}")
+            raise Wrong(self.at, f"{what} takes {n} variables, not {len(call.items)}")
         return [self.variable(node) for node in call.items]
 
     def laid(self, path: Path, call: Node) -> Variable:
-        """A copy of a variable that lies otherwise."""
+        """A copy of a variable in another layout."""
         said = _by_name(LAID, call.pairs, ("layout",))
         (x,) = self.inputs(Node("call", call.at, items=call.items), LAID, 1)
         if "layout" not in said:
-            raise Wrong(self.at, f"{LAID} is given a layout, such as {LAID}(x, layout={LAYOUTS[0]!r})")
+            raise Wrong(self.at, f"{LAID} needs a layout, such as {LAID}(x, layout={LAYOUTS[0]!r})")
         layout = _layout(said["layout"], x)
         if same_order(x.shape, x.layout, layout):
-            raise Wrong(said["layout"].at, f"{x} lies so already")
+            raise Wrong(said["layout"].at, f"{x} has this layout already")
         x.settled = True
         return copied(path, x, layout)
 
@@ -348,8 +348,8 @@ class _Reader:
         if spec is None:
             near = close_to(call.value, OPS)
             raise UnsupportedOperator(
-                f"no operator is called {call.value!r}{near and f' (did you mean {near!r}?)'}: a custom one is declared before the "
-                "text is read (calcvm.operators.elementwise, cv.register_op)"
+                f"no operator is called {call.value!r}{near and f' (did you mean {near!r}?)'}: a custom one must be declared before "
+                "the text is read (calcvm.operators.elementwise, cv.register_op)"
             )
         attrs = {
             key: literal(node) for key, node in _by_name(spec.name, call.pairs, [a.name for a in spec.attrs]).items()
@@ -360,7 +360,7 @@ class _Reader:
         return [*y.producer.outputs.values()]
 
     def equation(self, call: Node) -> OpSpec:
-        """An operator that is a user's equation."""
+        """The operator for a user's equation."""
         from calcvm.ops.stated import operator_said
 
         given = _by_name(EQUATION, call.pairs, [*EQUATIONS])
@@ -395,7 +395,7 @@ def _by_name(what: str, pairs: Sequence[tuple[Node, Node]], names: Sequence[str]
             hint = f"did you mean {near}=?" if near else f"it takes {', '.join(names) or 'none'}"
             raise Wrong(key.at, f"{what} has no setting {key.value!r}: {hint}")
         if key.value in found:
-            raise Wrong(key.at, f"{key.value}= is there twice")
+            raise Wrong(key.at, f"{key.value}= is given twice")
         found[key.value] = value
     return found
 
@@ -403,7 +403,9 @@ def _by_name(what: str, pairs: Sequence[tuple[Node, Node]], names: Sequence[str]
 def _layout(node: Node, v: Variable) -> str:
     layout = literal(node)
     if layout not in ("", *LAYOUTS) or v.rank < 3:
-        raise Wrong(node.at, f"{v} lies as it is seen, '', or from three axes on {' or '.join(map(repr, LAYOUTS))}")
+        raise Wrong(
+            node.at, f"the layout of {v} must be '', or with three axes or more {' or '.join(map(repr, LAYOUTS))}"
+        )
     return layout
 
 
@@ -420,7 +422,7 @@ def _made(node: Node, what: str, kinds: Mapping[str, type]) -> Any:
     if len(node.items) > len(by_place):
         raise Wrong(
             node.items[len(by_place)].at,
-            f"{node.value} is given {', '.join(by_place) or 'nothing'}, and nothing more by place",
+            f"{node.value} takes {', '.join(by_place) or 'nothing'} by position, and nothing more",
         )
     names = [f.name for f in wanted if f.name not in by_place[: len(node.items)]]
     found = dict(zip(by_place, node.items)) | _by_name(node.value, node.pairs, names)
@@ -433,8 +435,8 @@ def _made(node: Node, what: str, kinds: Mapping[str, type]) -> Any:
     if kind is init.Function and given["name"] not in init.FUNCTIONS:
         raise Wrong(
             node.at,
-            f"this process does not know the function {given['name']!r}: texts hold its name alone; make it known by "
-            "cv.init.function(...) before the text is read",
+            f"this process does not know the function {given['name']!r}: texts store its name only; register it with "
+            "cv.init.function(...) before reading the text",
         )
     try:
         if kind is optim.Sampled:
@@ -445,7 +447,7 @@ def _made(node: Node, what: str, kinds: Mapping[str, type]) -> Any:
 
 
 def _sampled(factors: Any, every: Any = 1, **more: Any) -> optim.Sampled:
-    """A schedule that is a table of factors: what its function said, which the text does not hold."""
+    """A schedule from its table of factors.  The text has these numbers, not the function."""
     factors = checks.items("Sampled: factors", factors, "a list of numbers, such as [1.0, 0.5],")
     if not factors:
         raise CalcError("Sampled: its list of factors is empty")
@@ -459,7 +461,7 @@ def _initial(node: Node, shape: tuple[Any, ...]) -> Any:
 
 
 def _array(node: Node, sizes: tuple[Any, ...], dtype: np.dtype | None = None) -> np.ndarray:
-    """An array of a shape: a number or lists of them, ``array(lists, dtype=...)`` or ``base64(bytes, dtype=...)``."""
+    """An array of a given shape from a number, lists, ``array(lists, dtype=...)`` or ``base64(bytes, dtype=...)``."""
     shape = checks.sizes("shape", sizes)
     given, at = dtype or np.dtype(np.float64), node.at
     packed = node.kind == "call" and node.value == "base64"
@@ -476,7 +478,7 @@ def _array(node: Node, sizes: tuple[Any, ...], dtype: np.dtype | None = None) ->
     numbers = _numbers(node, shape)
     kinds: Any = {"b": bool, "i": int, "u": int, "f": (int, float)}[given.kind]
     if wrong := [n for n in numbers if not isinstance(n, kinds) or isinstance(n, bool) != (given.kind == "b")]:
-        raise Wrong(at, f"{wrong[0]!r} is no {given.name}")
+        raise Wrong(at, f"{wrong[0]!r} is not of type {given.name}")
     try:
         return np.array(numbers, given).reshape(shape)
     except (OverflowError, ValueError):
@@ -488,9 +490,9 @@ def _dtype(node: Node) -> np.dtype:
     try:
         if isinstance(said, str) and DTYPE.fullmatch(said):
             return np.dtype(said)
-    except TypeError:  # there is none of that size
+    except TypeError:  # no type of that size
         pass
-    raise Wrong(node.at, f"dtype {checks.shown(said)} is no type of numbers, such as 'float32'")
+    raise Wrong(node.at, f"dtype {checks.shown(said)} is not a type of numbers, such as 'float32'")
 
 
 def _unpacked(node: Node, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -498,16 +500,16 @@ def _unpacked(node: Node, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray
     try:
         data = base64.b64decode(node.value if node.kind == "text" else "", validate=True)
     except (binascii.Error, ValueError):
-        raise Wrong(node.at, "the text is no base64, or not whole") from None
+        raise Wrong(node.at, "the text is not base64, or incomplete") from None
     if len(data) != wanted:
-        raise Wrong(node.at, f"shape {shape} of {dtype.name} has {wanted} bytes, and the text {len(data)}")
+        raise Wrong(node.at, f"shape {shape} of {dtype.name} needs {wanted} bytes, and the text has {len(data)}")
     if dtype.kind == "b" and not {*data} <= {0, 1}:
-        raise Wrong(node.at, "a byte of a bool is 0 or 1")
+        raise Wrong(node.at, "a byte of a bool must be 0 or 1")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def _numbers(node: Node, shape: Sequence[int]) -> Any:
-    """Numbers of nested lists that have a shape, one after the other."""
+    """The numbers in nested lists of a given shape, in order."""
     if not shape:
         if node.kind != "value" or node.value is None:
             raise Wrong(node.at, "a number is wanted here")

@@ -1,4 +1,4 @@
-"""The words of the language: what writer and reader agree about.
+"""The vocabulary that the writer and the reader share.
 
     calcvm graph 1
     x = placeholder[None, 6]
@@ -10,8 +10,8 @@
             return matmul
         minimize(loss, optimizer=SGD(0.1), output=matmul)
 
-A line is a statement; what stands under a path or a layer is its part.  Each line of a path is an operator of the table, with
-its inputs by position and its attributes by name; attributes that are as by default are left out.
+A line is a statement.  Lines indented under a path or a layer are its contents.  Each line of a path is an operator of the
+table, with positional inputs and named attributes; attributes with default values are omitted.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from calcvm import init, optim
 VERSION = 1
 TITLE = "calcvm graph"
 BARE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)  # a name that needs no quotes
-BEFORE_NAMES, BEFORE_VALUES = ("path", "layer", "return"), ("minimize", "output", "adapt")  # how other statements begin
+BEFORE_NAMES, BEFORE_VALUES = ("path", "layer", "return"), ("minimize", "output", "adapt")  # other statements
 CONSTANTS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
-GRADIENT, LAID = "gradient", "laid"  # called as operators, and none of the table
-SMALL = 64  # elements of an array that is written as numbers; a larger one is its bytes, in base64
+GRADIENT, LAID = "gradient", "laid"  # called like operators, but not in the table
+SMALL = 64  # most elements of an array written as numbers; larger ones are written as bytes, in base64
 CONTINUED = "continued"
 BACKWARD = "backward"
 
-# what a line may make beside results, and what it says of it by name
+# variables other than results, and the settings that their lines give by name
 SOURCES = {
     "placeholder": ("dtype", "channels_last"),
     "parameter": ("init", "regularizer", "trainable", "layout"),
@@ -39,11 +39,11 @@ SOURCES = {
     "constant": ("dtype", "value"),
     "state": ("dtype", "kind", "value", "of"),
 }
-# what an operator that is a user's equation says by name
+# named settings of an operator that is a user's equation
 EQUATIONS: dict[str, type] = {
     "language": int, "text": str, "words": list, "reads": list, "sets": list, "types": dict, "declares": str,
 }  # fmt: skip
-# of a kind of state the type, the number of elements (None: any), and whether it starts from a value
+# by kind of state: its type, its number of elements (None: any), and whether it starts from a value
 STATES: dict[str, tuple[str | None, int | None, bool]] = {
     "rng": ("int64", 2, False),
     "float64": ("float64", 1, True),
@@ -60,14 +60,14 @@ INITIALIZERS: dict[str, type] = {kind.__name__: kind for kind in init.KINDS}
 OPTIMIZERS: dict[str, type] = {kind.__name__: kind for kind in optim.OPTIMIZERS.values()}
 SCHEDULES = _kinds(optim, optim.Schedule)
 REGULARIZERS = _kinds(optim, optim.Regularizer)
-# fields of regularizers that are given one number
+# positional fields of the regularizers that take one number
 PENALTIES: dict[type, tuple[str, ...]] = {optim.L1: ("l1",), optim.L2: ("l2",)}
 
 
 class Numbering:
-    """What an operator is called where the text does not say: as what it makes, if nobody chose that, else by a number.
+    """Default names of operators: that of the result if it is automatic, else ``matmul``, ``matmul_2``, ...
 
-    ``matmul``, ``matmul_2``, ...: one more than the last one has.
+    Numbers continue from the last one used.
     """
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Numbering:
         return result if unnamed else stem if n == 1 else f"{stem}_{n}"
 
     def called(self, stem: str, name: str) -> None:
-        """An operator is called so."""
+        """Record the name of an operator."""
         number = re.fullmatch(r"_([1-9]\d{0,8})", name.removeprefix(stem), re.ASCII) if name.startswith(stem) else None
         if name == stem or number:
             self.last[stem] = int(number[1]) if number else 1
 
 
 def named(name: str) -> str:
-    """A name as it stands in the text: in quotes, if it is no identifier, or a constant."""
+    """A name as written in the text: in quotes if it is not an identifier, or is a constant."""
     return name if BARE.fullmatch(name) and name not in CONSTANTS else repr(name)

@@ -1,4 +1,4 @@
-"""A graph as a text."""
+"""Write a graph as text."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from calcvm.optim import Optimizer
 from calcvm.tables import Lines
 
 INDENT = "    "
-Keywords = list[tuple[str, str]]  # names, and texts of what they are
+Keywords = list[tuple[str, str]]  # names, and their values as text
 
 
 def text_of(graph: CalcGraph) -> str:
-    """The graph as a text (see `CalcGraph.text`)."""
+    """The graph as text (see `CalcGraph.text`)."""
     return Lines(_Writer(graph).text())
 
 
 class _Part(NamedTuple):
-    """A line of a path: results that it reads and makes, the layer that it is a part of, and what writes it."""
+    """A line of a path: the results it reads and sets, its layer, and a function that writes it."""
 
     reads: tuple[Variable, ...]
     makes: tuple[Variable, ...]
@@ -60,15 +60,15 @@ class _Writer:
     def __init__(self, graph: CalcGraph):
         self.graph = graph
         self.numbering = Numbering()
-        self.first: dict[Variable, tuple[Operation, str]] = {}  # what reads a parameter first, and as which input
+        self.first: dict[Variable, tuple[Operation, str]] = {}  # the first reader of a parameter, and the input
 
     def text(self) -> str:
-        paths = self.paths()  # before what they read, of which they find out how it lies
+        paths = self.paths()  # before their inputs, whose layouts this determines
         sources = [self.source(v) for v in self.graph.variables.values() if v.kind != "result"]
         adapts = [self.adapt(scope, *of) for scope, of in self.graph.adapts.items()]
         lines = [f"{TITLE} {VERSION}", *sources, *paths, *([""] if adapts else []), *adapts]
         if any(v.unnamed for v in self.graph.variables.values()):
-            lines.insert(1, "# %name: a name that nobody chose")
+            lines.insert(1, "# %name: an automatic name")
         return "\n".join(lines) + "\n"
 
     # ------------------------------------------------------------ placeholders, parameters and the like
@@ -100,17 +100,17 @@ class _Writer:
         of = next((key for key, state in self.graph.states.items() if state is v), None)
         if of is None or not isinstance(v.init, Mapping) or not {"kind"} <= v.init.keys() <= {"kind", "value"}:
             raise CalcError(
-                f"{what} has no text: it starts from {checks.shown(v.init)}, which no operator of calcvm asks for"
+                f"{what} has no text: it starts from {checks.shown(v.init)}, which no operator of calcvm uses"
             )
         said = [(key, _literal(what, value)) for key, value in v.init.items()]
         return said if of == v.name else [*said, ("of", repr(of))]
 
     def found_layout(self, v: Variable) -> str:
-        """How a parameter lies if the reader decides: as its first reader wants it, which finds it as it is seen."""
+        """The layout a parameter gets from its first reader, as the text's reader will choose it."""
         op, slot = self.first.get(v, (None, ""))
         if op is None or _is_copy(op) or op.spec is GRADIENT_SPEC:
             return ""
-        if op.spec.broadcast and v.rank < max(x.rank for x in op.inputs.values()):  # it is reshaped before
+        if op.spec.broadcast and v.rank < max(x.rank for x in op.inputs.values()):  # it is reshaped first
             return ""
         new = {x for x in op.inputs.values() if x in self.first and self.first[x][0] is op}
         return layouts_of(op.spec, {s: replace(x, layout="") if x in new else x for s, x in op.inputs.items()})[slot]
@@ -121,7 +121,7 @@ class _Writer:
 
     # ------------------------------------------------------------ paths
     def paths(self) -> list[str]:
-        """The paths, each after what it reads: one that was extended by results of later ones goes on below them."""
+        """The paths in the order of their inputs.  A path extended by results of later paths is continued after these."""
         waiting = {path: deque(self.parts(path)) for path in self.graph.paths.values()}
         lines: list[str] = []
         begun, known = set[Path](), set[Variable]()
@@ -148,7 +148,7 @@ class _Writer:
             if len(lines) == before:
                 names = ", ".join(path.name for path, parts in waiting.items() if parts)
                 raise CalcError(
-                    f"the graph has no text: operators of the paths {names} read results that nothing makes before"
+                    f"the graph has no text: operators of the paths {names} read results that nothing computes before"
                 )
         return lines
 
@@ -185,7 +185,7 @@ class _Writer:
         return f"{', '.join(map(_defined, op.outputs.values()))} = {named(name)}({', '.join(given)}){other}"
 
     def called(self, op: Operation) -> tuple[str, Keywords]:
-        """What stands for an operator, and its attributes but those that are as by default."""
+        """The word for an operator, and those of its attributes that differ from the default."""
         spec, what = op.spec, f"operator {op.name!r}"
         if spec is GRADIENT_SPEC:
             return GRADIENT, []
@@ -195,9 +195,7 @@ class _Writer:
             return EQUATION, _equation(spec)
         if OPS.get(spec.name) is not spec or spec.name in (GRADIENT, LAID):
             why = (
-                "a word of the language"
-                if spec.name in (GRADIENT, LAID)
-                else "not in the table any more, or another one"
+                "a word of the language" if spec.name in (GRADIENT, LAID) else "no longer in the table, or another one"
             )
             raise CalcError(
                 f"{what} has no text: {spec.name!r} is {why}: declare it (by another name), and build the graph again"
@@ -207,7 +205,7 @@ class _Writer:
             rank = max(v.rank for v in op.inputs.values())
             attrs = spec.relaid(op.attrs, back(layout, rank))
             if spec.relaid(attrs, axes(layout, rank)) != op.attrs:
-                raise CalcError(f"{what} has no text: the attributes of {spec.name!r} cannot be told from its `relaid`")
+                raise CalcError(f"{what} has no text: its `relaid` does not determine the attributes of {spec.name!r}")
         said = ((a, _as(a.default, attrs[a.name])) for a in spec.attrs)
         return spec.name, [(a.name, _literal(f"{what}: {a.name}", v)) for a, v in said if repr(v) != repr(a.default)]
 
@@ -220,9 +218,9 @@ class _Writer:
         for name in (*(chosen or ()), *path.rates, *path.no_decay):
             if name not in names:
                 raise CalcError(
-                    f"{what} has no text: it has a setting of {name!r}, which is no trainable parameter behind the loss"
+                    f"{what} has no text: it has a setting for {name!r}, which is not a trainable parameter of the loss"
                 )
-        if self.spared(path, optimizer) != path.no_decay:  # parameters had other names then
+        if self.spared(path, optimizer) != path.no_decay:  # parameters have been renamed since
             optimizer = replace(optimizer, no_decay=path.no_decay)
         said = [named(loss.name), f"optimizer={_optimizer(what, optimizer)}"]
         if path.outputs:
@@ -236,14 +234,14 @@ class _Writer:
 
     @staticmethod
     def spared(path: Path, optimizer: Optimizer) -> tuple[str, ...] | None:
-        """Parameters that the optimizer's weight decay would spare by what they are called now."""
+        """Parameters exempt from the optimizer's weight decay under their current names."""
         trained = path.parameters
         if trained is None:
             assert path.loss is not None
             trained = tuple(path.trained_behind(path.loss))
         try:
             return path._spared(trained, optimizer)
-        except CalcError:  # a name of another
+        except CalcError:  # a name belongs to another parameter
             return None
 
 
@@ -261,7 +259,7 @@ def _results(*variables: Variable) -> tuple[Variable, ...]:
 
 
 def _is_copy(op: Operation) -> bool:
-    """Whether it is one that calcvm has put in, since its input lies otherwise than what reads it wants."""
+    """Whether calcvm inserted this copy, because a reader needs its input in another layout."""
     if op.spec is not OPS["transpose"]:
         return False
     x, y = op.inputs["x"], op.outputs["y"]
@@ -269,7 +267,7 @@ def _is_copy(op: Operation) -> bool:
 
 
 def _equation(spec: OpSpec) -> Keywords:
-    """What a user's equation says, but what is as by default."""
+    """The settings of a user's equation that differ from the default."""
     from calcvm.ops.stated import stated_of
 
     default = {"reads": [f"x{k + 1}" for k in range(len(spec.inputs))], "sets": ["y"], "types": {}, "declares": ""}
@@ -278,12 +276,12 @@ def _equation(spec: OpSpec) -> Keywords:
 
 # ---------------------------------------------------------------- values
 def _as(default: Any, value: Any) -> Any:
-    """An attribute of a number of floats as a float: 2 and 2.0 are one graph."""
+    """An attribute with a float default as a float: 2 and 2.0 give the same graph."""
     return float(value) if type(default) is float and type(value) is int and float(value) == value else value
 
 
 def _literal(what: str, value: Any) -> str:
-    """Numbers, texts, and tuples, lists and dictionaries of them, with all their digits."""
+    """Numbers and texts, and tuples, lists and dictionaries of them, with all their digits."""
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if type(value) in (tuple, list):
@@ -292,13 +290,13 @@ def _literal(what: str, value: Any) -> str:
         return f"({text})" if type(value) is tuple else f"[{text}]"
     if type(value) is dict:
         return f"{{{', '.join(f'{_literal(what, k)}: {_literal(what, v)}' for k, v in value.items())}}}"
-    raise CalcError(f"{what}: {checks.shown(value)} has no text: numbers, texts, and tuples of them have one")
+    raise CalcError(f"{what}: {checks.shown(value)} has no text: only numbers, texts, and tuples of them have one")
 
 
 def _array(value: np.ndarray, dtype: np.dtype | None = None) -> str:
-    """An array as lists of numbers where it is small, else as its bytes; of float64, if no ``dtype`` is known otherwise."""
+    """An array: as lists of numbers if it is small, else as bytes; float64 unless ``dtype`` says otherwise."""
     said = "" if value.dtype == (dtype or np.float64) else f", dtype={_dtype(value.dtype)!r}"
-    if value.size <= SMALL and value.itemsize <= 8 and not np.isnan(value).any():  # a NaN has bits that no number tells
+    if value.size <= SMALL and value.itemsize <= 8 and not np.isnan(value).any():  # a NaN has hidden bits
         numbers = _literal("", value.tolist())
         return f"array({numbers}{said})" if said else numbers
     return f"base64('{base64.b64encode(value.tobytes()).decode()}'{said})"
@@ -321,12 +319,12 @@ def _optimizer(what: str, value: Any) -> str:
 
 
 def _made(what: str, value: Any, kinds: Mapping[str, type], only: tuple[str, ...] | None = None) -> str:
-    """An object of plain data as it is made: what it must be given, and what is not as by default."""
+    """An object of plain data as a constructor call: required arguments, and those that differ from the default."""
     kind = type(value)
     if kinds.get(kind.__name__) is not kind:
         raise CalcError(
-            f"{what} has no text: {kind.__name__} is a class of yours, and the text has those of calcvm: {', '.join(kinds)}; write "
-            "the graph without it, and give it to the one that is read"
+            f"{what} has no text: {kind.__name__} is a custom class, and the text has those of calcvm: {', '.join(kinds)}; write "
+            "the graph without it, and set it on the graph that is read"
         )
     given, by_name = [], []
     for f in fields(kind):

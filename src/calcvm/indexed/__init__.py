@@ -1,6 +1,7 @@
-"""Users' index equations on variables of a graph: read, checked, and lowered to the rows that compute them best.
+"""Users' index equations on variables of a graph: parsed, checked, and lowered to the rows that compute them best.
 
-It is a room above the graph: `calcvm.equations` knows neither graph nor table, and so the table may say its rows in its language.
+This package is above the graph.  `calcvm.equations` knows neither the graph nor the table, so the table can state its rows in that
+language.
 """
 
 from calcvm.indexed.einsum import einsum

@@ -1,7 +1,7 @@
 """A gradient as operators of the graph, which have gradients themselves.
 
-A gradient in a graph is one operation, whose rows are the backward rows of what lies between.  Where a gradient of it is wanted,
-operators take its place: the equations of those same rows, lowered as users' equations are.
+A gradient in a graph is one operation; its rows are the backward rows of the operations in between.  If that gradient is to be
+differentiated, operators replace it: the equations of the same rows, lowered like users' equations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from calcvm.ops.spec import RowSpec
 from calcvm.ops.specialized import specialized
 from calcvm.ops.types import FLOAT
 
-ALL = -1  # axes of one place are left out
+ALL = -1  # marks operands whose axes of one place are left out
 
 
 def write_out(path: Path, y: Variable) -> None:
-    """Put operators in the place of each gradient that ``y`` is computed from, of a path that is open."""
+    """Replace each gradient that ``y`` is computed from by operators; the path is open."""
     for op in reached(path.operations, y, exactly=True):
         if op.spec is GRADIENT:
             with path.graph.whole():
@@ -60,7 +60,7 @@ def _write_out(path: Path, op: Operation) -> None:
 
 
 def _as_result(path: Path, made: Variable, dx: Variable, n: int) -> Variable:
-    """What has been made, lying as ``dx`` does, by an operator of its own."""
+    """The computed gradient in the layout of ``dx``, as the output of a new operator."""
     if not same_order(dx.shape, made.layout, dx.layout):
         return copied(path, made, dx.layout)
     if made.producer in path.operations[n:]:
@@ -69,7 +69,7 @@ def _as_result(path: Path, made: Variable, dx: Variable, n: int) -> Variable:
 
 
 class _Gradients:
-    """Of ``y``, by the operators of a path that it is computed by, as variables of the graph."""
+    """Gradients of ``y`` as variables of the graph, through the path's operators that compute it."""
 
     def __init__(self, path: Path, operations: Sequence[Operation], y: Variable):
         self.graph, self.operations = path.graph, operations
@@ -97,7 +97,7 @@ class _Gradients:
         return reduce(add, given) if given else None
 
     def give(self, v: Variable, g: Variable) -> None:
-        """A contribution, summed over the axes along which ``v`` was broadcast; of a constant a copy for each element."""
+        """Add a contribution, summed over the axes along which ``v`` was broadcast; a constant is copied for each element."""
         own = (1,) * (g.rank - v.rank) + tuple(map(size_of, v.shape))
         over = tuple(k for k, (n, m) in enumerate(zip(map(size_of, g.shape), own)) if n != m == 1)
         g = F.sum(g, over, True) if over and g.rank >= v.rank else g
@@ -129,7 +129,7 @@ class _Gradients:
 
 
 class _Rows:
-    """Values of one operator's rows, forward and backward, by their equations."""
+    """Values of an operator's rows, forward and backward, by their equations."""
 
     def __init__(self, of: _Gradients, op: Operation, dy: Mapping[str, Variable]):
         self.of, self.op, self.dy = of, op, dy
@@ -139,37 +139,40 @@ class _Rows:
         self.lowered: dict[str, Lowering] = {}
 
     def result(self, row: RowSpec, name: str) -> Variable:
-        """A gradient, as users see it; of an input that is broadcast in the shape of the output."""
+        """A gradient in the shape that users see; for a broadcast input in the output's shape."""
         x = self.value(row, name)
         return x if self.whole(row) else _lying_as(self.op.inputs[name[1:]], x)
 
     @staticmethod
     def whole(row: RowSpec) -> bool:
-        """Whether its equation is of whole arrays, which may lie in any way that is one for all."""
+        """Whether its equation reads whole arrays, which may have any common layout."""
         equation = equation_of(row)
         return equation is not None and equation.equations[-1].kept is None
 
     def value(self, row: RowSpec, name: str) -> Variable:
-        """A result of a row, in the axes in which it lies."""
+        """A result of a row, with axes in storage order."""
         try:
             if row.name not in self.lowered:
                 self.lowered[row.name] = self.lower(row)
             v = self.lowered[row.name].result(name)
             return F.cast(v, None) if row.operand(name).type == FLOAT != v.type else v  # of numbers such as 1 and 0
-        except UnsupportedOperator as error:  # with the row's equation, which is not the user's
+        except UnsupportedOperator as error:  # it quotes the row's equation, which the user did not write
             what, *internal = str(error).split("\n")
             if not internal and "counts the batch" not in what:
                 raise
-            why, of_batch = what.partition(": ")[0], "it counts the batch, whose places no row makes: take other axes"
+            why, of_batch = (
+                what.partition(": ")[0],
+                "it counts the batch, and no row generates its places: take other axes",
+            )
             why = of_batch if "counts the batch" in what else why
             raise UnsupportedOperator(f"gradient: {self.op.name!r} has no second derivative here: {why}") from None
 
     def words_of(self, row: RowSpec) -> dict[str, Any]:
-        """The row's own words: other rows of the operator may have others by these names."""
+        """The row's own words: other rows of the operator may use the same names for others."""
         return {w.name: self.words[w.name] for w in row.words if w.name in self.words}
 
     def lower(self, row: RowSpec) -> Lowering:
-        """The lowering of a row's equations, whose operands have the axes that are left of theirs."""
+        """The lowering of a row's equations; the operands have their remaining axes."""
         equation = equation_of(row)
         if equation is None:
             raise UnsupportedOperator(
@@ -195,7 +198,7 @@ class _Rows:
         return F.sum(ones(self.of.graph, Affine(1, 0))) * n.a + n.b
 
     def operand(self, name: str, as_seen: bool) -> Variable | None:
-        """What a row reads, as it lies or as users see it; None: it is left out."""
+        """An operand of a row, in storage order or as users see it; None if it is left out."""
         op = self.op
         v = self.dy[name] if name in self.dy else {**op.inputs, **op.outputs}.get(name)
         if v is not None:
@@ -206,17 +209,17 @@ class _Rows:
 
 
 def _as_it_lies(v: Variable, layout: str) -> Variable:
-    """A value whose axes stand in the order in which those of a layout lie."""
+    """A value with its axes in the storage order of a layout."""
     return transposed(v, axes(layout, v.rank))
 
 
 def _lying_as(v: Variable, x: Variable) -> Variable:
-    """``x``, whose axes lie as those of ``v`` do, in the shape that users see of ``v``."""
+    """``x``, whose axes are stored like those of ``v``, in the shape that users see of ``v``."""
     return transposed(reshaped(x, laid(v.shape, v.layout)), back(v.layout, v.rank))
 
 
 def _around(dy: Variable, op: Operation) -> Variable:
-    """The gradient of a slice, between zeros."""
+    """The gradient of a slice: ``dy`` between zeros."""
     starts = (*op.attrs["starts"], *[0] * dy.rank)
     for axis, (n, m) in enumerate(zip(op.inputs["x"].shape, dy.shape)):
         if n != m:
@@ -226,7 +229,7 @@ def _around(dy: Variable, op: Operation) -> Variable:
 
 
 def _without_pads(dy: Variable, op: Operation) -> Variable:
-    """The gradient of what is padded by elements of its own: along each axis a product with rows of 0 and 1."""
+    """The gradient of a padding by its own elements: along each axis a product with rows of 0 and 1."""
     pads, rank = op.attrs["pads"], dy.rank
     for axis, (p, q) in enumerate(zip(pads[:rank], pads[rank:])):
         if p + q:
@@ -242,7 +245,7 @@ def _without_pads(dy: Variable, op: Operation) -> Variable:
 
 
 def _values(equations: Sequence[Equation]) -> set[str]:
-    """Names that are read as numbers, and not in places."""
+    """Names that are read as numbers, outside of places."""
 
     def read(node: Node) -> set[str]:
         if isinstance(node, Name):

@@ -1,4 +1,4 @@
-"""NumPy's einsum: subscripts become an equation."""
+"""NumPy's einsum: subscripts are translated to an equation."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ DOTS = "..."
 
 
 def einsum(subscripts: str, *operands: Variable | Any) -> Variable:
-    """``numpy.einsum`` of variables: ``cv.einsum("bi,io->bo", x, w)``; it is an equation (`equation`), and its rows.
+    """``numpy.einsum`` of variables: ``cv.einsum("bi,io->bo", x, w)``; it becomes an equation (`equation`) and its rows.
 
-    subscripts : a letter for each axis of each operand; after ``->`` those of the result, without it those that are there once,
-        in alphabetical order.  A letter that an operand has twice takes its diagonal; ``...`` stands for all axes that are left.
+    subscripts : a letter for each axis of each operand; after ``->`` those of the result.  Without ``->`` these are the letters that
+        occur once, in alphabetical order.  A letter twice in one operand takes its diagonal; ``...`` stands for all other axes.
 
     Raises
     ------
-    ShapeError : axes of one letter differ, or subscripts are not as many as axes; a caret shows where, in the equation.
-    CalcError : the subscripts are none.
+    ShapeError : axes of one letter differ, or the numbers of subscripts and axes do; a caret shows the place in the equation.
+    CalcError : the subscripts are invalid.
     """
     text, given = equation_of(subscripts, operands)
     return built("einsum", text, None, given)
 
 
 def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str, Any]]:
-    """The text of the equation that subscripts are, and its operands by name."""
+    """The text of the equation for some subscripts, and its operands by name."""
     if not isinstance(subscripts, str):
         raise CalcError(f"einsum: subscripts are a text such as 'bi,io->bo', not {checks.shown(subscripts)}")
     told = f"einsum: {subscripts!r}"
@@ -42,7 +42,7 @@ def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part):
             raise CalcError(f"{told}: {part!r} is not letters, with ... once at most")
     if len(parts) != len(operands):
-        raise CalcError(f"{told} is of {len(parts)} operands, and {len(operands)} are given")
+        raise CalcError(f"{told} has {len(parts)} operands, but {len(operands)} are given")
     arrays = [
         v if isinstance(v, Variable) else as_numbers(f"{told}: operand {k}", v) for k, v in enumerate(operands, 1)
     ]
@@ -84,7 +84,7 @@ def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str
 
 
 def _index(letter: str) -> str:
-    """Capitals are extents of equations: an index of one is written small, and doubled."""
+    """The index for a letter: capitals are extents in equations, so a capital letter becomes lowercase and doubled."""
     return letter if letter.islower() else letter.lower() * 2
 
 
@@ -101,4 +101,4 @@ def _check_result(told: str, out: str, left: str) -> None:
         if c not in left:
             raise CalcError(f"{told}: the result names {c!r}, which no operand has")
     if (DOTS in out) != (DOTS in left):
-        raise CalcError(f"{told}: ... is of operands and result alike, or of neither: sum over its axes by letters")
+        raise CalcError(f"{told}: ... must be in operands and result, or in neither: sum over its axes by letters")

@@ -1,4 +1,4 @@
-"""Elements of arrays at any places: which places windows have, and values of what is read."""
+"""Elements of arrays at any places: the places of windows, and the values that are read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from calcvm import functions as F
 from calcvm.equations.grammar import wrong
 from calcvm.equations.places import size, terms
 from calcvm.equations.ranges import Ranges
-from calcvm.equations.tree import Call, Element, Index, Name, Node, Number, Reduction, names, substituted, walk
+from calcvm.equations.tree import (
+    Call,
+    Element,
+    Equation,
+    Index,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    names,
+    substituted,
+    walk,
+)
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.indexed.products import Extents, contract, varies
@@ -21,14 +33,14 @@ from calcvm.indexed.values import Size, Value, aligned, apart, diagonal, dropped
 from calcvm.indexed.windows import Window
 from calcvm.ops.types import FLOAT
 
-MOST_TAPS = 64  # of windows that no row has, each of which is an operator of its own
-MOST_ROWS = 4096  # of a table that is read by a product with rows of 0 and 1
+MOST_TAPS = 64  # places of a window that no row computes; each place is then a separate operator
+MOST_ROWS = 4096  # rows of a table that is read by a product with rows of 0 and 1
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Place:
-    """``(c1*i1 + c2*i2 + ... + first) / step``, of indexes with factors other than 0."""
+    """``(c1*i1 + c2*i2 + ... + first) / step``, of indexes with nonzero factors."""
 
     factors: dict[str, int]
     first: int
@@ -36,34 +48,58 @@ class Place:
 
     @property
     def index(self) -> str:
-        """The only one of it, which grows with it; or ""."""
+        """Its only index, if the place grows with it; else ""."""
         return next(iter(self.factors)) if len(self.factors) == 1 and min(self.factors.values()) > 0 else ""
 
 
 class Elements:
     """The part of lowering that reads elements.
 
-    text : of the equations.  numbers : parameters.  found : ranges of the equations.
+    equations : of one text.  operands : variables, by name.  numbers : parameters.  found : ranges of the equations.
+    known, made : values by key, and values of parts by name.
     """
 
-    def __init__(self, graph: CalcGraph, text: str, numbers: Mapping[str, Any], found: Ranges):
-        self.graph, self.text, self.numbers, self.found = graph, text, numbers, found
+    def __init__(
+        self,
+        graph: CalcGraph,
+        equations: Sequence[Equation],
+        operands: Mapping[str, Variable],
+        numbers: Mapping[str, Any],
+        found: Ranges,
+    ):
+        self.graph, self.text, self.numbers, self.found = graph, equations[0].text, numbers, found
+        self.parts = {equation.name: equation for equation in equations}
+        self.operands = operands
+        self.known: dict[Any, Value] = {}
+        self.made: dict[str, Value] = {}
         self.extents: Extents = dict(found.extents)
         self.fresh = (f"{n}~" for n in counting())
 
     def value(self, node: Node, order: Sequence[str] = ()) -> Value:
-        """The value of a node, whose axes had best be in an order."""
+        """The value of a node, preferably with its axes in the given order."""
         raise NotImplementedError
 
-    def whole(self, name: str) -> Variable:
-        """An array, of an operand or of a part, with all of its axes in order."""
+    def whole(self, name: str) -> Any:
+        """The array of an operand or a part, with all of its axes in order."""
+        raise NotImplementedError
+
+    def opened(self, node: Node) -> Node:
+        """An element of a part replaced by its equation's value, if its places are indexes."""
+        raise NotImplementedError
+
+    def reduced(self, node: Reduction, v: Value, over: Sequence[str], order: Sequence[str]) -> Value:
+        """A value reduced over those of its axes; it is constant along the others."""
+        raise NotImplementedError
+
+    def is_product(self, node: Node, over: Sequence[str]) -> bool:
+        """Whether its sum is a product in which no factor has all indexes."""
         raise NotImplementedError
 
     def wrong(self, node: Node | Index, what: str, error: type[CalcError] = UnsupportedOperator) -> CalcError:
         return wrong(self.text, node.at, what, error)
 
     def tried(self, node: Node, make: Callable[[], T]) -> T:
-        """What is made; what an operator refuses is shown at the place of the text."""
+        """The result of ``make``; an operator's error is shown with its place in the text."""
         try:
             return make()
         except CalcError as error:
@@ -72,13 +108,13 @@ class Elements:
             raise self.wrong(node, str(error), type(error)) from None
 
     def another(self, n: Size) -> str:
-        """A new index that runs so far."""
+        """A new index with this extent."""
         new = next(self.fresh)
         self.extents[new] = n
         return new
 
     def indexes(self, node: Node, bound: bool = False) -> list[str]:
-        """Indexes that a node has, in order; with ``bound`` also those that it reduces."""
+        """The node's free indexes, in order; with ``bound`` also those that it reduces."""
         found: dict[str, None] = {}
         for n in walk(node):
             if isinstance(n, Name) and n.name in self.extents:
@@ -89,7 +125,7 @@ class Elements:
         return [name for name in found if bound or name in free]
 
     def variable(self, v: Value) -> Value:
-        """The same, if it is a constant as one of the graph."""
+        """The same value; a constant becomes a constant of the graph."""
         if not v.constant:
             return v
         x = self.graph.constant(self.graph.unique("numbers"), np.asarray(v.data, float))
@@ -98,7 +134,7 @@ class Elements:
 
     # ------------------------------------------------------------ windows
     def taps(self, nodes: Sequence[Node], over: Sequence[str]) -> list[str]:
-        """Reduced indexes that stand in places beside others, or otherwise than as themselves."""
+        """Reduced indexes whose places contain further indexes, or other expressions of them."""
         found: dict[str, None] = {}
         for node in nodes:
             for n in walk(node):
@@ -109,17 +145,17 @@ class Elements:
         return [*found]
 
     def direct(self, place: Node) -> list[str]:
-        """Indexes of a place itself, not of arrays that say it."""
+        """The indexes of a place itself, not of arrays in it."""
         if isinstance(place, Name):
             return [place.name] if place.name in self.extents else []
         return [v for argument in place.arguments for v in self.direct(argument)] if isinstance(place, Call) else []
 
     def of_data(self, place: Node) -> bool:
-        """Whether arrays say it, one without axes by its name."""
+        """Whether the place depends on arrays, including one without axes, read by name."""
         return any(isinstance(n, Element) or (isinstance(n, Name) and n.name in self.found.shapes) for n in walk(place))
 
     def form(self, place: Node) -> Place | None:
-        """A place as a sum of indexes; None: it is another."""
+        """A place as a sum of indexes; None if it has another form."""
         if self.of_data(place):
             return None
         step = 1
@@ -139,10 +175,10 @@ class Elements:
         try:
             return int(size(node, {**self.found.sizes, **self.numbers}))
         except (ArithmeticError, KeyError) as error:
-            raise self.wrong(node, f"this is no number of places: {error}", ShapeError) from None
+            raise self.wrong(node, f"this is not a number of places: {error}", ShapeError) from None
 
     def windows(self, node: Element, taps: Sequence[str]) -> tuple[Element, list[Window]] | None:
-        """An element with its windows' places as indexes of their own; None: it has other places too."""
+        """An element with the windows' places replaced by new indexes, and the windows; None if it has other places."""
         places, found = [*node.places], list[Window]()
         shape = self.shape(node)
         for k, place in enumerate(node.places):
@@ -175,7 +211,7 @@ class Elements:
         if varies(n) or int(n) > MOST_TAPS:
             raise self.wrong(
                 node,
-                f"windows of {n} places that no row has are read place by place, up to {MOST_TAPS} of them: write it as a "
+                f"no row has such windows of {n} places, and only up to {MOST_TAPS} are read place by place: write it as a "
                 "convolution (a sum of products with taps of one array), as pooling, or with fewer places",
             )
 
@@ -225,7 +261,7 @@ class Elements:
         return Value(x, tuple(axes))
 
     def moved(self, x: Variable, axis: int, form: Place, n: int, beyond: float) -> Variable:
-        """Elements along an axis at the places of one index, or of none: then without the axis."""
+        """Elements along an axis at the places of one index; if there is no index, without the axis."""
         first, step = form.first, form.factors.get(form.index, 1)
         if form.step > 1:
             x, n = apart(x, axis, form.step, beyond), n * form.step
@@ -234,29 +270,29 @@ class Elements:
         return dropped(spaced(x, axis, min(max(first, -1), n), 1, 1, beyond), axis)
 
     def place_by_place(self, node: Element, index: str, order: Sequence[str]) -> Value:
-        """Elements at places that no row reads at once, as a part for each place of an index."""
+        """Elements at places that no row can read together: one part for each place of an index."""
         self.few(node, self.extents[index])
         pieces = [self.value(substituted(node, {index: Number(k)}), order) for k in range(int(self.extents[index]))]
         return stacked(pieces, index)
 
     def at_data(self, node: Element, axis: int, order: Sequence[str]) -> Value:
-        """Elements at places that data say."""
+        """Elements at places that come from data."""
         name = self.another(self.shape(node)[axis])
         places = (*node.places[:axis], Name(name), *node.places[axis + 1 :])
         x = self.value(Element(node.array, places, node.beyond, node.at), order)
         return self.gathered(x, name, self.value(node.places[axis], order), node, order)
 
     def gathered(self, x: Value, name: str, place: Value, node: Node, order: Sequence[str]) -> Value:
-        """x at a place, which is an integer for each of some indexes, along its axis ``name``.
+        """x at an integer place, which depends on some indexes, along its axis ``name``.
 
-        A place beyond the ends traps, but where the element says what is there.
+        A place beyond the ends traps, unless the element has an explicit value there.
         """
         rest = [v for v in x.axes if v != name]
         place = self.variable(place)
         n = int(self.extents[name])
         if isinstance(node, Element) and node.beyond:
             inside = F.logical_and(place.data >= 0, place.data < n)
-            if place.data.type == FLOAT:  # a quotient with a rest is no place
+            if place.data.type == FLOAT:  # a fractional quotient is not a place
                 inside = F.logical_and(inside, F.equal(F.floor(place.data), place.data))
             within = Value(F.where(inside, place.data, 0), place.axes)
             found = self.gathered(x, name, within, Element(node.array, node.places, at=node.at), order)
@@ -269,8 +305,8 @@ class Elements:
         if n > MOST_ROWS:
             raise self.wrong(
                 node,
-                f"reading by an index out of {n} has no row of its own yet, and a product with rows of 0 and 1, which does it, "
-                f"is for up to {MOST_ROWS}",
+                f"no row reads by an index out of {n} yet, and the product with rows of 0 and 1 that replaces it is limited to "
+                f"{MOST_ROWS}",
             )
         axes = (*place.axes, name)
         one = F.cast(apply("equal", aligned(place, axes), np.arange(n)), None)
@@ -284,7 +320,7 @@ class Elements:
 
 
 def _with_infinities(x: Any, of: Callable[[Any], Value]) -> Value:
-    """A sum with weights 0 and 1 of what may hold infinities and NaN, of which 0 times one is none."""
+    """A sum with weights 0 and 1 of values that may be infinite or NaN, for which 0 times the value is not 0."""
     finite = F.equal(x - x, 0)
     found = of(F.where(finite, x, 0))
     above, below = (F.cast(F.logical_and(F.logical_not(finite), c), None) for c in (x > 0, x < 0))

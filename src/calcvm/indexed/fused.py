@@ -1,7 +1,7 @@
-"""Which parts of users' equations become rows of their own.
+"""Decides which parts of users' equations become separate rows.
 
-What products, convolutions, pooling and softmax compute never does.  Of the rest a part does where operators of the table would
-write more elements in between than all that it reads and makes together.
+Products, convolutions, pooling and softmax never do.  Any other part does if operators of the table would write more elements in
+between than the part reads and produces.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.places import placed
@@ -33,29 +32,27 @@ from calcvm.equations.tree import (
 )
 from calcvm.errors import UnsupportedOperator
 from calcvm.indexed import patterns
+from calcvm.indexed.elements import Elements
 from calcvm.indexed.operators import FOLDS
 from calcvm.indexed.products import count, varies
 from calcvm.indexed.rows import FEW, At, Row, Unfit
 from calcvm.indexed.values import Value, numel, size_of
 from calcvm.ops.dims import Quadratic
 
-if TYPE_CHECKING:
-    from calcvm.indexed.lowering import Lowering
-
-LEAST = 1 << 16  # elements in between, below which a kernel is not worth compiling
+LEAST = 1 << 16  # elements in between; below this a kernel is not worth compiling
 COMPUTED = {*ARGUMENTS, *OPERATORS}  # functions that a row computes
-TWICE = ("sum", "mean", "max", "min", "prod", "any", "all")  # reductions of which one of a part is part of the whole
+TWICE = ("sum", "mean", "max", "min", "prod", "any", "all")  # reductions that can be applied in two steps
 
 
 class Fused:
-    """Of one text.  ``choice`` : None: by cost; True: wherever a row can; False: never."""
+    """Decides for one text.  ``choice`` : None: by cost; True: wherever a row can; False: never."""
 
-    def __init__(self, of: Lowering, choice: bool | None):
+    def __init__(self, of: Elements, choice: bool | None):
         self.of, self.choice = of, choice
 
-    # ------------------------------------------------------------ when
+    # ------------------------------------------------------------ decisions
     def instead(self, node: Element | Reduction, order: Sequence[str], always: bool = False) -> Value | None:
-        """The value of a node by a row of its own, where that is better than what operators would do; always: it is."""
+        """The value of a node by a separate row, if that is better than operators; always: it is."""
         if self.choice is False or self.is_product(node) or not (self.choice or always or self.pays(node)):
             return None
         try:
@@ -64,13 +61,13 @@ class Fused:
             return None
 
     def gathered(self, node: Element, order: Sequence[str]) -> Value | None:
-        """An element whose places data say, but of one place in each row, which has a row in the table."""
+        """An element at places from data, by a separate row; one place per row of x is left to the table's row."""
         by = [{*self.of.indexes(place)} for place in node.places if self.arrays(place)]
         rest = set().union(*(self.of.indexes(place) for place in node.places if not self.arrays(place)))
         return self.instead(node, order, always=True) if by and by != [rest] else None
 
     def after(self, node: Node, order: Sequence[str], compose: Callable[[], Value]) -> Value:
-        """The value by operators, or by a row of its own where those refuse it."""
+        """The value by operators, or by a separate row if they refuse it."""
         path, known, made = self.of.graph.active, {**self.of.known}, {**self.of.made}
         n, variables = len(path.operations), {**self.of.graph.variables}
         try:
@@ -87,7 +84,7 @@ class Fused:
             raise
 
     def pays(self, node: Element | Reduction) -> bool:
-        """Whether operators would write many elements in between: more than are read and made."""
+        """Whether operators would write many elements in between: more than are read and produced."""
         between = self.volume(node.body if isinstance(node, Reduction) else node)
         return between >= LEAST and between > self.volume(node) + sum(map(self.elements, self.arrays(node)))
 
@@ -97,7 +94,7 @@ class Fused:
         return sums and self.of.is_product(node.body, [i.name for i in node.indexes])  # type: ignore[union-attr]
 
     def is_layer(self, node: Node) -> bool:
-        """Whether a row of products makes it all: the sum, what is added, an activation."""
+        """Whether one row of products computes all of it: the sum, an addend, an activation."""
         node = self.of.opened(node)
         if isinstance(node, Call) and (len(node.arguments) == 1 or node.function == "+"):
             return any(map(self.is_layer, node.arguments))
@@ -115,9 +112,9 @@ class Fused:
     def elements(self, name: str) -> int:
         return count(numel(map(size_of, self.of.found.shapes[name])))
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ construction
     def row(self, node: Node, order: Sequence[str]) -> Value:
-        """The value of a node by an operator of its own (Unfit: there is none)."""
+        """The value of a node by a new operator (Unfit: there is none)."""
         free = self.of.indexes(node)
         kept = [v for v in order if v in free] + [v for v in free if v not in order]
         if not kept and isinstance(node, Reduction) and node.how in TWICE and len(node.indexes) > 1:
@@ -127,7 +124,7 @@ class Fused:
         return self.equation(Equation("", tuple(map(Index, kept)), node))
 
     def whole(self, equation: Equation) -> Value | None:
-        """The value of an equation by one row, where the choice is that, and the row is none of the table's."""
+        """The value of an equation by one row, if ``choice`` requires that and the table has no row for it."""
         value = equation.value
         if not self.choice or equation.kept is None or self.is_layer(value) or isinstance(value, (Name, Number)):
             return None
@@ -139,33 +136,33 @@ class Fused:
             return None
 
     def scan(self, name: str) -> Value:
-        """The value of an equation that reads its own result before, or behind."""
+        """The value of an equation that reads its own result before, or after."""
         equation = self.of.parts[name]
         own = own_elements(equation)[0]
         if self.choice is False:
             raise self.of.wrong(
                 own,
-                f"{name} is read by its own equation, which of operators running sums alone do, {name}[r,i] = {name}[r,i - 1] + ..., or "
-                f"{name}[r,i + 1]: leave out fused=False, or write the steps out, an equation each",
+                f"{name} is read by its own equation, and operators compute only running sums so, {name}[r,i] = {name}[r,i - 1] + ..., or "
+                f"{name}[r,i + 1]: leave out fused=False, or write each step as an equation",
             )
         try:
             return self.equation(replace(equation, value=rewritten(equation.value, lambda n: self.terms(name, n))))
         except Unfit as error:
             raise self.of.wrong(
                 own,
-                f"{name} is read by its own equation, of which no row can be made: {error}; write the steps out, an equation each",
+                f"{name} is read by its own equation, but no row can compute it: {error}; write each step as an equation",
             ) from None
 
     def terms(self, scan: str, node: Node) -> Node:
-        """A reduction that reads a scan, term by term: a row computes it before what it reads."""
+        """A reduction over a scan's elements written out term by term; a row would compute it before the scan."""
         if not isinstance(node, Reduction) or scan not in self.arrays(node):
             return node
         over = [i.name for i in node.indexes]
         n = numel(self.of.extents[v] for v in over)
         if node.how not in FOLDS or varies(n) or int(n) > FEW:
             raise self.of.wrong(
-                node, f"{scan} is read by its own equation in {node.how} over {n}: a sum, a mean, a product, max or min of up to {FEW} is "
-                "written out, and of others no row is made"
+                node, f"{scan} is read by its own equation in {node.how} over {n}: only a sum, a mean, a product, max or min of up to "
+                f"{FEW} can be written out"
             )  # fmt: skip
         made = None
         for at in product(*(range(int(self.of.extents[v])) for v in over)):
@@ -176,14 +173,14 @@ class Fused:
         return call("/", made, Number(int(n))) if node.how == "mean" else made
 
     def equation(self, equation: Equation) -> Value:
-        """The literal form where sizes have to be known to derive its gradient."""
+        """The row of an equation; in literal form if deriving its gradient requires known sizes."""
         try:
             return Row(self.of.extents, lambda node: self.opened(equation, node)).value(equation)
         except Unfit:
             return Row(self.of.extents, lambda node: self.opened(equation, node), literal=True).value(equation)
 
     def opened(self, equation: Equation, node: Node) -> Node | At:
-        """What stands for a node of an equation: what is large in between is a part of the row, all else an operand."""
+        """The node in the row, or an operand: large intermediate values are part of the row, all others are operands."""
         of = self.of
         if isinstance(node, Element) and node.array in of.parts and own_elements(of.parts[node.array]) == []:
             inside = of.opened(node)
@@ -229,12 +226,12 @@ class Fused:
         return v.data, tuple(map(Name, v.axes)), 0.0
 
     def is_large(self, equation: Equation, node: Node) -> bool:
-        """Whether a part has more elements than the equation's result, and all arrays that are read."""
+        """Whether a part has more elements than the equation's result and all arrays that are read, together."""
         given = sum(self.elements(name) for name in self.arrays(equation.value) if name in self.of.operands)
         made = count(numel(self.of.extents[i.name] for i in equation.kept or ()))
         return self.volume(node) > made + given
 
 
 def _placed(node: Node) -> Node:
-    """Places in their one form."""
+    """The node with places in canonical form."""
     return with_parts(node, tuple(map(placed, node.places))) if isinstance(node, Element) else node

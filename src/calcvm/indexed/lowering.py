@@ -1,4 +1,4 @@
-"""Equations that have been checked become operators of a graph: products, windows, elementwise operators, reductions."""
+"""Checked equations become operators of a graph: products, windows, elementwise operators, reductions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from calcvm.indexed.values import Value, aligned, cut, dropped, numel, ordered, 
 from calcvm.indexed.windows import convolution, pooled
 from calcvm.ops.types import FLOAT
 
-EXACT = 1 << 24  # integers that float32 has
+EXACT = 1 << 24  # up to here float32 represents every integer
 
 
 class Lowering(Elements):
-    """Of the equations of one text.
+    """Lowers the equations of one text.
 
     operands : variables, by name.  numbers : parameters.  found : ranges of the equations.
-    fused : whether parts become rows of their own: None, where that is better.
+    fused : whether parts become separate rows; None: if that is better.
     """
 
     def __init__(
@@ -61,17 +61,13 @@ class Lowering(Elements):
         found: Ranges,
         fused: bool | None = None,
     ):
-        super().__init__(graph, equations[0].text, numbers, found)
+        super().__init__(graph, equations, operands, numbers, found)
         self.rows = Fused(self, fused)
-        self.parts = {equation.name: equation for equation in equations}
-        self.operands = operands
-        self.known: dict[Any, Value] = {}  # values by `key`
-        self.made: dict[str, Value] = {}  # of parts
         self.twice = self._reductions_read_twice()
 
     # ------------------------------------------------------------ results
     def result(self, name: str) -> Variable:
-        """A result as its equation says, with all of its axes."""
+        """A result of the equations, with all of its axes."""
         equation, v = self.parts[name], self.part(name)
         data = v.data
         if equation.kept is not None:
@@ -83,7 +79,7 @@ class Lowering(Elements):
         return data
 
     def part(self, name: str) -> Value:
-        """The value of an equation, computed when it is read first."""
+        """The value of an equation, computed when it is first read."""
         if name not in self.made:
             equation = self.parts[name]
             order, scan = tuple(i.name for i in equation.kept or ()), running_sum(equation)
@@ -98,7 +94,7 @@ class Lowering(Elements):
         return self.made[name]
 
     def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
-        """A value summed up along an index; one that is the same along it is taken as often as it is there."""
+        """A running sum along an index; a value that is constant along it is multiplied by the count."""
         v, n = self.value(scan.value, order), self.extents[scan.index]
         if scan.index not in v.axes:
             times = np.arange(1, int(n) + 1)
@@ -107,11 +103,11 @@ class Lowering(Elements):
         return Value(F.cumsum(v.data, v.axes.index(scan.index), scan.reverse), v.axes)
 
     def whole(self, name: str) -> Any:
-        """An array, of an operand or of a part, with all of its axes in order."""
+        """The array of an operand or a part, with all of its axes in order."""
         return self.operands[name] if name in self.operands else self.result(name)
 
     def opened(self, node: Node) -> Node:
-        """An element of a part as what the part's equation says it is, if its places are indexes."""
+        """An element of a part replaced by its equation's value, if its places are indexes."""
         equation = self.parts.get(node.array) if isinstance(node, Element) else None
         if equation is None or equation.kept is None or is_scan(equation):
             return node
@@ -120,7 +116,7 @@ class Lowering(Elements):
             if not isinstance(place, Name) or self.extents.get(place.name) != self.extents[index.name]:
                 return node
             by[index.name] = place
-        for n in walk(equation.value):  # indexes of its own take no other's name
+        for n in walk(equation.value):  # its own indexes are renamed, to avoid clashes
             if isinstance(n, Reduction):
                 for index in n.indexes:
                     by[index.name] = Name(self.another(self.extents[index.name]))
@@ -128,7 +124,7 @@ class Lowering(Elements):
 
     # ------------------------------------------------------------ values, each once
     def value(self, node: Node, order: Sequence[str] = ()) -> Value:
-        """The value of a node, whose axes had best be in an order."""
+        """The value of a node, preferably with its axes in the given order."""
         if isinstance(node, Number):
             return Value(node.value)
         if isinstance(node, Name):
@@ -141,7 +137,7 @@ class Lowering(Elements):
         return self.known[key].called({f"{k}": name for k, name in enumerate(own)})
 
     def key(self, node: Node) -> tuple[Any, list[str]]:
-        """What is equal for nodes that differ by the names of indexes alone; and these."""
+        """A key that is equal for nodes that differ only in index names; and these names."""
         own = self.indexes(node, bound=True)
         by: dict[str, Node] = {name: Name(f"{k}") for k, name in enumerate(own)}
         return (substituted(node, by), tuple(self.extents[name] for name in own)), own
@@ -187,7 +183,7 @@ class Lowering(Elements):
             if varies(n):
                 raise self.wrong(
                     node,
-                    f"{node.name} counts the batch, whose numbers no row makes yet: give them as an operand of integers",
+                    f"{node.name} counts the batch, and no row generates its numbers yet: give them as an operand of integers",
                 )
             return Value(np.arange(int(n)), (node.name,))
         if node.name in self.operands or node.name in self.parts:
@@ -197,14 +193,14 @@ class Lowering(Elements):
         if varies(n):
             raise self.wrong(
                 node,
-                f"{node.name} is the size of the batch, which no row makes a number of yet: take mean over "
-                f"{node.name.lower()} in place of a sum that is divided by it",
+                f"{node.name} is the size of the batch, and no row turns it into a number yet: take mean over "
+                f"{node.name.lower()} instead of dividing a sum by it",
             )
         return Value(n)
 
     # ------------------------------------------------------------ operators
     def applied(self, node: Call, given: Sequence[Value], order: Sequence[str]) -> Value:
-        """A function, or an operator, of values, which broadcast."""
+        """A function or an operator, applied to values that broadcast."""
         axes = _joined(given, order)
         data = [aligned(v, axes) for v in given]
         function = node.function
@@ -216,7 +212,7 @@ class Lowering(Elements):
             return Value(made if made.ndim else made.item(), tuple(axes))
         if function == "where" and not isinstance(data[0], (Variable, np.ndarray)):
             return given[1] if data[0] else given[2]
-        if function in ("+", "-", "logaddexp"):  # of a number that is infinite, as beyond the ends, no row is made
+        if function in ("+", "-", "logaddexp"):  # there is no row for an infinite number, as beyond the ends
             far = [isinstance(x, float) and math.isinf(x) for x in data]
             data = [self.graph.constant(self.graph.unique("far"), x) if is_far else x for x, is_far in zip(data, far)]
         try:
@@ -227,7 +223,7 @@ class Lowering(Elements):
             raise self.wrong(node, str(error), type(error)) from None
 
     def of_two(self, sign: str, node: Node, a: Value, b: Value, order: Sequence[str]) -> Value:
-        """An operator of two values, at the place of a node."""
+        """An operator applied to two values; errors refer to the place of a node."""
         return self.applied(Call(sign, (ONE, ONE), node.at), [a, b], order)
 
     def _operator(self, node: Call) -> Callable[..., Any]:
@@ -237,13 +233,13 @@ class Lowering(Elements):
         if function not in functions():
             raise self.wrong(
                 node,
-                f"{function} has no row yet: write it by other functions, or declare an operator of your own "
+                f"{function} has no row yet: write it by other functions, or declare a custom operator "
                 "(calcvm.operators.elementwise)",
             )
         return lambda *x: apply(function, *x)
 
     def with_addend(self, node: Call, order: Sequence[str]) -> Value | None:
-        """``sum[i] x*w + v`` as one row that adds v, where it is one."""
+        """``sum[i] x*w + v`` as one row that also adds v, if there is one."""
         for one, other in (node.arguments, node.arguments[::-1]):
             if not (isinstance(one, Reduction) and one.how == "sum") or self.key(one)[0] in {*self.twice, *self.known}:
                 continue
@@ -285,7 +281,7 @@ class Lowering(Elements):
         return self.reduced(node, self.value(node.body, inner), over, order)
 
     def reduced(self, node: Reduction, v: Value, over: Sequence[str], order: Sequence[str]) -> Value:
-        """A value reduced over those of its axes; along others it is the same everywhere."""
+        """A value reduced over those of its axes; it is constant along the others."""
         how, here = node.how, [name for name in v.axes if name in over]
         axes = tuple(name for name in v.axes if name not in over)
         at = tuple(v.axes.index(name) for name in here)
@@ -294,7 +290,7 @@ class Lowering(Elements):
             if varies(times) or how != "sum":
                 without = ", ".join(sorted({*over} - {*here}))
                 remedy = {"sum": "multiply, or take mean", "prod": "take a power"}.get(how, f"leave {without} out")
-                raise self.wrong(node, f"what {how} is of is the same for every {without}: {remedy}")
+                raise self.wrong(node, f"the argument of {how} is the same for every {without}: {remedy}")
             v = self.of_two("*", node, v, Value(int(times)), order)
         if how == "logsumexp" and times != 1:
             more = Value(math.log(int(self.times(node, times).data)))
@@ -315,13 +311,13 @@ class Lowering(Elements):
         return Value(REDUCED[how](v.data, at), axes)
 
     def product(self, node: Reduction, v: Value, over: Sequence[str]) -> Value:
-        """The product along axes, an element after the other: it has no row."""
+        """The product along axes, factor by factor, because it has no row."""
         for name in over:
             axis, n = v.axes.index(name), self.extents[name]
             if varies(n) or int(n) > MOST_TAPS:
                 raise self.wrong(
                     node, f"prod over {n} has no row yet, and only up to {MOST_TAPS} factors are multiplied one by one: "
-                    "take exp(sum[..] log(..)) of what is positive"
+                    "take exp(sum[..] log(..)) of positive factors"
                 )  # fmt: skip
             parts = [dropped(cut(v.data, axis, k, k + 1), axis) for k in range(int(n))]
             while len(parts) > 1:
@@ -330,15 +326,17 @@ class Lowering(Elements):
         return v
 
     def place_of(self, node: Reduction, v: Value, over: Sequence[str], at: tuple[int, ...]) -> Variable:
-        """Where the first of the largest, or of the least, is: counted along all indexes in their order."""
+        """The place of the first largest or smallest element, counted along all indexes in their order."""
         n = numel(self.extents[name] for name in over)
         if varies(n) or n > EXACT:
             raise self.wrong(
-                node, f"{node.how} over {n} has no row yet: of a number of places up to {EXACT} that is no batch's"
+                node, f"{node.how} over {n} has no row yet: it takes up to {EXACT} places, and not the batch"
             )
         places = Value(np.arange(int(n)).reshape([int(self.extents[name]) for name in over]), tuple(over))
         x, best = v.data, {"argmax": F.max, "argmin": F.min}[node.how]
-        here = F.logical_or(F.equal(x, best(x, at, True)), F.not_equal(x, x))  # NaN is the largest, and the least
+        here = F.logical_or(
+            F.equal(x, best(x, at, True)), F.not_equal(x, x)
+        )  # NaN is both the largest and the smallest
         return F.cast(F.min(F.where(here, aligned(places, v.axes).astype(float), float(n)), at), "int64")
 
     # ------------------------------------------------------------ sums of products
@@ -366,7 +364,7 @@ class Lowering(Elements):
         return v
 
     def factors(self, node: Node) -> tuple[float, list[Node], list[Node]]:
-        """A product as a number, what is multiplied, and by what is divided."""
+        """A product as a number, its factors, and its divisors."""
         if isinstance(node, Call) and node.function in ("*", "/", "neg"):
             scale, above, below = self.factors(node.arguments[0])
             if node.function == "neg":
@@ -387,7 +385,7 @@ class Lowering(Elements):
         return 1, [node], []
 
     def divide(self, inside: list[Node], by: Node) -> None:
-        """Divide one of the factors, one that has the divisor's indexes."""
+        """Divide the factor that has the divisor's indexes."""
         own = {*self.indexes(by)}
         k = next((k for k, factor in enumerate(inside) if own <= {*self.indexes(factor)}), None)
         if k is None:
@@ -396,14 +394,14 @@ class Lowering(Elements):
             inside[k] = Call("/", (inside[k], by), by.at)
 
     def is_product(self, node: Node, over: Sequence[str]) -> bool:
-        """Whether its sum is one of products that no factor has all indexes of."""
+        """Whether its sum is a product in which no factor has all indexes."""
         _, above, _ = self.factors(node)
         own = [{*self.indexes(factor)} for factor in above]
         inside = [s for s in own if s & {*over}]
         return len(inside) > 1 and {*set().union(*inside)} not in inside
 
     def distributed(self, node: Reduction, factor: Node, over: Sequence[str]) -> Node | None:
-        """A sum of sums, where a term is a product of matrices."""
+        """A sum of sums, if one term is a product of matrices."""
         found = patterns.terms(factor)
         if len(found) < 2 or not any(self.is_product(term, over) for _, term in found):
             return None
@@ -445,12 +443,14 @@ class Lowering(Elements):
 
     def times(self, node: Reduction, n: Any) -> Value:
         if varies(n):
-            raise self.wrong(node, "a sum over the batch of what is the same for each sample: take mean, or multiply")
+            raise self.wrong(
+                node, "a sum over the batch of a value that is the same for each sample: take mean, or multiply"
+            )
         return Value(int(n))
 
     @staticmethod
     def over(node: Reduction, factors: Sequence[Node]) -> Reduction:
-        """The same reduction of a product of factors."""
+        """The same reduction, of a product of factors."""
         body = factors[0]
         for factor in factors[1:]:
             body = call("*", body, factor)
@@ -460,7 +460,7 @@ class Lowering(Elements):
     def convolved(
         self, inside: list[Node], over: Sequence[str], taps: list[str], order: Sequence[str], addend: Addend | None
     ) -> Value | None:
-        """A sum over windows as a row of convolution, or of pooling."""
+        """A sum over windows as a row of convolution or of pooling."""
         sliding = [factor for factor in inside if self.taps([factor], over)]
         others = [factor for factor in inside if factor not in sliding]
         if len(sliding) != 1 or not isinstance(sliding[0], Element):
@@ -484,7 +484,7 @@ class Lowering(Elements):
         return self.tried(element, lambda: convolution(x, weights, windows, {*over}, self.extents, addend))
 
     def pooling(self, how: str, body: Node, over: Sequence[str], taps: list[str], order: Sequence[str]) -> Value | None:
-        """The largest element of a window and the like as a row of pooling."""
+        """An extremum, sum or mean over a window as a row of pooling."""
         if how not in ("max", "min", "sum", "mean") or not isinstance(body, Element):
             return None
         found = self.windows(body, taps)
@@ -499,9 +499,9 @@ class Lowering(Elements):
         return self.reduced(Reduction(how, tuple(map(Index, rest)), body, body.at), v, rest, order)
 
     def seen_at_once(self, body: Node, taps: Sequence[str]) -> Element | None:
-        """An expression of elements that all stand at one place of a window, as an element of its array; None: others.
+        """An expression whose elements are all at one place of a window, as an element of a new array; None if they are not.
 
-        It is computed once a place, and of equals in a row of pooling the first one has the gradient.
+        The array is computed once per place, and in a row of pooling the first of equal elements gets the gradient.
         """
         at: dict[str, Node] = {}
 
@@ -529,7 +529,7 @@ class Lowering(Elements):
         return element if found and all(w.inside for w in found[1]) else None
 
     def unrolled(self, node: Reduction, taps: Sequence[str], order: Sequence[str]) -> Value:
-        """A reduction over windows as one of what each tap reads."""
+        """A reduction over windows, unrolled over the taps."""
         n = numel(self.extents[name] for name in taps)
         self.few(node, n)
         rest = tuple(i for i in node.indexes if i.name not in taps)
@@ -546,7 +546,7 @@ class Lowering(Elements):
 
     # ------------------------------------------------------------ softmax, and a loss of it
     def soft(self, node: Call, order: Sequence[str]) -> Value:
-        """softmax, or its logarithm, over indexes: the row is of the last axis."""
+        """softmax, or its logarithm, over indexes; the row works on the last axis."""
         over = [self._name(argument) for argument in node.arguments[1:]]
         v = self.variable(self.value(node.arguments[0], order))
         rest = [name for name in v.axes if name not in over]
@@ -556,7 +556,7 @@ class Lowering(Elements):
         return Value(reshaped(y, (*lead, *classes)), (*rest, *over))
 
     def cross_entropy(self, node: Reduction, order: Sequence[str]) -> Value | None:
-        """The mean of ``-log_softmax(x)`` picked by labels, over all that there is, as its row."""
+        """The mean of ``-log_softmax(x)``, picked by labels, over everything, as its row."""
         body = patterns.rewritten(self.opened(node.body), self.opened, self.extents)
         if not (isinstance(body, Call) and body.function == "neg"):
             return None
@@ -574,7 +574,7 @@ class Lowering(Elements):
 
 
 def _joined(given: Sequence[Value], order: Sequence[str]) -> list[str]:
-    """Axes of a result: as those of one that has all, else in an order."""
+    """The axes of a result: those of a value that has all of them, else in the given order."""
     found = [*dict.fromkeys(name for v in given for name in v.axes)]
     for v in given:
         if len(v.axes) == len(found):

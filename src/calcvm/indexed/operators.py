@@ -17,7 +17,7 @@ from calcvm.ops.spec import is_own
 from calcvm.ops.types import RANKS
 
 ELEMENTWISE = ("unary", "binary", "ternary")
-# operators of the table that equations have signs or names of their own for
+# operators of the table for which equations have signs, or other names
 SIGNS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "neg": "neg", "abs": "abs", "where": "where",
     "maximum": "max", "minimum": "min", "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">",
@@ -27,7 +27,7 @@ SIGNS = {
 
 
 def functions() -> dict[str, int]:
-    """Functions that rows compute, beside those of the language: names, with how many numbers they take."""
+    """Further functions that rows compute, besides those of the language: names, with their numbers of arguments."""
     return {
         name: len(spec.inputs)
         for name, spec in OPS.items()
@@ -42,7 +42,7 @@ def _power(x: Any, exponent: Any) -> Any:
     if isinstance(exponent, (Variable, np.ndarray)):
         if not isinstance(x, (Variable, np.ndarray)) and x > 0:
             return apply("exp", exponent * math.log(x))
-        raise CalcError("an exponent is a number, or the base is: write exp(exponent*log(x)) of a positive x")
+        raise CalcError("the exponent or the base must be a number: write exp(exponent*log(x)) for positive x")
     if exponent == 1:
         return x
     return F.square(x) if exponent == 2 else F.pow(x, float(exponent))
@@ -55,12 +55,12 @@ def _where(c: Any, a: Any, b: Any) -> Any:
 
 
 def _float(x: Any) -> Any:
-    """Integers as the program's floats, which divide."""
+    """Integers converted to the program's float type, for division."""
     return F.cast(x, None) if isinstance(x, Variable) and x.type in RANKS else x
 
 
 def _log_add_exp(x: Any, y: Any) -> Any:
-    """Of two that are infinite alike the difference is none: it is they."""
+    """logaddexp; equal infinities have no difference, and stay."""
     apart = F.where(F.equal(x, y), 0, -F.abs(x - y))
     return F.maximum(x, y) + F.softplus(apart)
 

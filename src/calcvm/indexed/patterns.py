@@ -1,7 +1,7 @@
-"""Trees that one row computes, in another way than they are written: softmax, its logarithm, and what is picked of that.
+"""Recognizes trees that one row computes, though written differently: softmax, its logarithm, and elements picked from that.
 
-They become calls of ``softmax``, ``log_softmax`` and ``pick``, which no text has: the first argument, then the indexes that it is
-over; of ``pick`` an index and its place.
+They become calls of ``softmax``, ``log_softmax`` and ``pick``, which no text contains.  The arguments are the value and the indexes
+that it is over; for ``pick`` an index and its place.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from calcvm.equations.tree import Call, Element, Name, Node, Number, Reduction, call, names, parts, substituted
 
-Opened = Callable[[Node], Node]  # an element of a part as what it is
-Terms = list[tuple[int, Node]]  # of a sum: 1 or -1, and what
+Opened = Callable[[Node], Node]  # replaces an element of a part by its value
+Terms = list[tuple[int, Node]]  # the terms of a sum: 1 or -1, and the node
 
 
 def rewritten(node: Node, opened: Opened, extents: Mapping[str, Any]) -> Node | None:
-    """The same value as what a row computes, or None."""
+    """The same value in the form that a row computes, or None."""
     if not isinstance(node, Call):
         return None
     if node.function == "/":
@@ -54,7 +54,7 @@ def terms(node: Node, sign: int = 1) -> Terms:
 
 
 def sum_of(found: Terms) -> Node:
-    """What is added first."""
+    """A sum of terms; positive ones come first."""
     node: Node | None = None
     for sign, term in sorted(found, key=lambda item: -item[0]):
         if node is None:
@@ -65,15 +65,15 @@ def sum_of(found: Terms) -> Node:
 
 
 def _divided(node: Node, over: Sequence[str]) -> tuple[Terms, Terms]:
-    """Terms that have one of the indexes, and those that have none."""
+    """Terms that have one of the indexes, and terms that have none."""
     found = terms(node)
     with_ = [t for t in found if names(t[1]) & {*over}]
     return with_, [t for t in found if t not in with_]
 
 
-# ---------------------------------------------------------------- what is alike but for its indexes
+# ---------------------------------------------------------------- equal up to indexes
 def alike(pattern: Node, node: Node, over: Sequence[str], found: dict[str, Node]) -> bool:
-    """Whether a node is the pattern with other nodes for the indexes ``over``, which are then ``found``."""
+    """Whether a node is the pattern with other nodes for the indexes ``over``; these are put into ``found``."""
     if isinstance(pattern, Name) and pattern.name in over:
         return found.setdefault(pattern.name, node) == node
     if type(pattern) is not type(node) or len(parts(pattern)) != len(parts(node)):
@@ -91,7 +91,7 @@ def alike(pattern: Node, node: Node, over: Sequence[str], found: dict[str, Node]
 
 
 def _indexes(found: Mapping[str, Node], over: Sequence[str], extents: Mapping[str, Any]) -> list[str] | None:
-    """The indexes that stand for others, if they are different ones which run as far."""
+    """The indexes that stand for others, if they are distinct and have the same extents."""
     stand = [found.get(name) for name in over]
     of = [n.name for n in stand if isinstance(n, Name) and n.name in extents]
     far = len(of) == len(over) == len({*of}) and all(extents[a] == extents[b] for a, b in zip(of, over))
@@ -116,7 +116,7 @@ def _softmax(node: Call, opened: Opened, extents: Mapping[str, Any]) -> Node | N
 
 
 def _log_sum_exp(node: Node, opened: Opened) -> tuple[list[str], Node] | None:
-    """The indexes of ``log(sum[k] exp(e))``, or ``logsumexp[k] e``, and e."""
+    """The indexes of ``log(sum[k] exp(e))`` or ``logsumexp[k] e``, and e."""
     node = opened(node)
     made = rewritten(node, opened, {}) if _is(node, "log") else node
     if isinstance(made, Reduction) and made.how == "logsumexp":
@@ -125,7 +125,7 @@ def _log_sum_exp(node: Node, opened: Opened) -> tuple[list[str], Node] | None:
 
 
 def _log_softmax(found: Terms, opened: Opened, extents: Mapping[str, Any]) -> Terms | None:
-    """``e - logsumexp[k] e`` and other terms, as those with a log_softmax."""
+    """The terms of ``e - logsumexp[k] e`` and others, with a log_softmax in place of the former."""
     for k, (sign, term) in enumerate(found):
         of = _log_sum_exp(term, opened)
         if of is None:
@@ -148,7 +148,7 @@ def _log_softmax(found: Terms, opened: Opened, extents: Mapping[str, Any]) -> Te
 
 
 def _read(e: Node, over: Sequence[str], stand: Mapping[str, Node], extents: Mapping[str, Any]) -> Node | None:
-    """The log_softmax of e at what stands for its indexes: other indexes, or a place that data say."""
+    """The log_softmax of e with its indexes replaced by other indexes, or by a place from data."""
     of = _indexes(stand, over, extents)
     if of is not None:
         by: dict[str, Node] = {a: Name(b) for a, b in zip(over, of)}

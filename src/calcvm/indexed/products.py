@@ -1,4 +1,4 @@
-"""Sums of products of several values: in which order pairs are multiplied, and each pair as one product row."""
+"""Sums of products of several values: the order in which pairs are multiplied, each pair by one product row."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from calcvm.graph import apply
 from calcvm.indexed.values import Size, Value, aligned, numel, ordered, reshaped, size_of
 from calcvm.ops.dims import Affine
 
-ALL_ORDERS = 8  # factors up to which every order is looked at
-BATCH = 64  # what a batch is taken for where costs are compared
+ALL_ORDERS = 8  # every order is tried for up to so many factors
+BATCH = 64  # the batch assumed to compare costs
 
 Extents = dict[str, Size]
 
 
 @dataclass(eq=False)
 class Addend:
-    """What is added to a sum, which a row may do itself: it then says that it is ``used``."""
+    """An addend of a sum.  A row may add it itself and then sets ``used``."""
 
     value: Value
     used: bool = False
 
     def bias(self, axes: Sequence[str], units: Size) -> Any:
-        """As a vector, if these are its axes."""
+        """The addend as a vector, if these are its axes."""
         if not axes or self.value.axes != tuple(axes):
             return None
         self.used = True
@@ -34,7 +34,7 @@ class Addend:
 
 
 def count(n: Size) -> int:
-    """A size as a number, to compare costs by."""
+    """A size as a number, to compare costs."""
     return n.at(BATCH) if isinstance(n, Affine) else int(n)
 
 
@@ -44,9 +44,9 @@ def varies(n: Size) -> bool:
 
 
 def contract(values: Sequence[Value], kept: Sequence[str], extents: Extents, addend: Addend | None = None) -> Value:
-    """The sum, over all indexes but those kept, of the product of values.
+    """The sum, over all indexes except the kept ones, of the product of values.
 
-    kept : in the order in which the result had best lie.
+    kept : in the preferred order of the result's axes.
     """
     values = [summed(v, _alone(v, [*values[:k], *values[k + 1 :]], kept)) for k, v in enumerate(values)]
     if len(values) == 1:
@@ -60,7 +60,7 @@ def contract(values: Sequence[Value], kept: Sequence[str], extents: Extents, add
 
 
 def summed(v: Value, over: Sequence[str]) -> Value:
-    """Summed over some of its axes."""
+    """The value summed over some of its axes."""
     if not over:
         return v
     places = tuple(v.axes.index(name) for name in over)
@@ -69,16 +69,16 @@ def summed(v: Value, over: Sequence[str]) -> Value:
 
 
 def _alone(v: Value, others: Sequence[Value], kept: Sequence[str]) -> list[str]:
-    """Indexes that no other value has, and that are not kept."""
+    """Indexes that no other value has and that are not kept."""
     elsewhere = {*kept}.union(*(other.axes for other in others))
     return [name for name in v.axes if name not in elsewhere]
 
 
-# ---------------------------------------------------------------- which pairs
+# ---------------------------------------------------------------- choice of pairs
 def pairs(sets: Sequence[frozenset[str]], kept: frozenset[str], extents: Extents) -> list[tuple[int, int]]:
-    """Which two of those that are left are multiplied next, by their places; what comes of them is put last.
+    """The order of multiplication: pairs of places in the list of remaining values; each result is appended to the list.
 
-    The fewest multiplications; of many factors always the pair with the fewest.
+    It takes the fewest multiplications; with many factors it always takes the cheapest next pair.
     """
     if len(sets) == 2:
         return [(0, 1)]
@@ -100,7 +100,7 @@ def pairs(sets: Sequence[frozenset[str]], kept: frozenset[str], extents: Extents
 
 
 def _cost(indexes: frozenset[str], extents: Extents) -> float:
-    """Multiplications of a pair that has these indexes; a value that has the batch twice cannot be."""
+    """The multiplications of a pair that has these indexes."""
     return float(numel(count(extents[name]) for name in indexes))
 
 
@@ -109,7 +109,7 @@ def _quadratic(indexes: frozenset[str], extents: Extents) -> bool:
 
 
 def _cheapest(sets: Sequence[frozenset[str]], kept: frozenset[str], extents: Extents) -> Any:
-    """The tree of pairs, by all ways to divide every subset of factors."""
+    """The cheapest tree of pairs, over all divisions of every subset of factors."""
     everyone = frozenset(range(len(sets)))
 
     def outer(subset: frozenset[int]) -> frozenset[str]:
@@ -154,9 +154,9 @@ def _greedy(sets: Sequence[frozenset[str]], kept: frozenset[str], extents: Exten
 # ---------------------------------------------------------------- one pair
 @dataclass(frozen=True)
 class Layout:
-    """How a pair is multiplied: lead (of both, or of one alone), rows of a, columns of b, and what is summed.
+    """One way to multiply a pair: leading indexes (of both, or of one), rows of a, columns of b, and summed indexes.
 
-    turned : whether a lies by what is summed, b by columns.  copies : elements that are moved before, or after.
+    turned : whether a, and b, are stored transposed.  copies : elements that must be moved before or after.
     """
 
     a: Value
@@ -172,7 +172,7 @@ class Layout:
 def multiplied(
     a: Value, b: Value, needed: set[str], kept: Sequence[str], extents: Extents, addend: Addend | None
 ) -> Value:
-    """The product of two values, summed over the indexes that are not needed any more."""
+    """The product of two values, summed over the indexes that are no longer needed."""
     inner = [name for name in a.axes if name in b.axes and name not in needed]
     rows = [name for name in a.axes if name not in b.axes]
     columns = [name for name in b.axes if name not in a.axes]
@@ -185,7 +185,7 @@ def multiplied(
 
 
 def _joined(a: Value, b: Value, kept: Sequence[str]) -> list[str]:
-    """Axes of an elementwise product: as those of the one that has all, or as the result."""
+    """The axes of an elementwise product: those of the value that has all of them, else in the result's order."""
     names = [*dict.fromkeys((*a.axes, *b.axes))]
     for v in (a, b):
         if len(v.axes) == len(names):
@@ -195,7 +195,7 @@ def _joined(a: Value, b: Value, kept: Sequence[str]) -> list[str]:
 
 
 def _layouts(a: Value, b: Value, inner: list[str], kept: Sequence[str], extents: Extents) -> Iterator[Layout]:
-    """All ways in which a pair may be seen as a product of matrices."""
+    """All ways to compute a pair as a product of matrices."""
     both = [name for name in a.axes if name in b.axes and name not in inner]
     for x, y in ((a, b), (b, a)):
         rows = [name for name in x.axes if name not in y.axes]
@@ -219,13 +219,13 @@ def _layouts(a: Value, b: Value, inner: list[str], kept: Sequence[str], extents:
 
 
 def _leading(v: Value, names: Sequence[str], of: str) -> list[tuple[list[str], str]]:
-    """The beginnings of its axes that the other has not."""
+    """Prefixes of its axes that the other value lacks."""
     n = next((k for k, name in enumerate(v.axes) if name not in names), len(v.axes))
     return [([*v.axes[: k + 1]], of) for k in range(n)]
 
 
 def _orders(names: Sequence[str], *by: Value | Sequence[str]) -> list[tuple[str, ...]]:
-    """Names in the orders of values' axes, or of other names; each order once."""
+    """Distinct orders of the names, as in values' axes or in other sequences."""
     found = dict.fromkeys(
         tuple(v for v in (axes.axes if isinstance(axes, Value) else axes) if v in names) for axes in by
     )
@@ -233,7 +233,7 @@ def _orders(names: Sequence[str], *by: Value | Sequence[str]) -> list[tuple[str,
 
 
 def _is_linear(way: Layout, extents: Extents) -> bool:
-    """Whether it is rows times a matrix of weights, which no batch is in."""
+    """Whether it is rows times a matrix of weights that does not depend on the batch."""
     fixed = not any(varies(extents[name]) for name in (*way.columns, *way.inner))
     return fixed and not way.lead and not any(way.turned)
 
@@ -241,7 +241,7 @@ def _is_linear(way: Layout, extents: Extents) -> bool:
 def _matrix(
     v: Value, lead: Sequence[str], first: Sequence[str], second: Sequence[str], turned: bool, extents: Extents
 ) -> Any:
-    """The data of a factor, a matrix for each of the leading indexes; where it is turned, second by first."""
+    """A factor's data as a matrix for each combination of leading indexes; transposed if it is turned."""
     one, two = (second, first) if turned else (first, second)
     data = ordered(v, (*lead, *one, *two))
     return reshaped(

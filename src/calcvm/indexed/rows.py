@@ -1,4 +1,4 @@
-"""Parts of users' equations as operators of their own: texts over words, of which rows, gradients and kernels follow."""
+"""Parts of users' equations as new operators: texts over words, from which rows, gradients and kernels follow."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from calcvm.indexed.values import Size, Value, size_of
 from calcvm.ops.stated import OUT, operator_of
 from calcvm.ops.types import FLOAT
 
-FEW = 8  # sizes up to this are numbers of a text: loops over taps are unrolled.  Larger ones are words, and a kernel serves all
-OURS = re.compile(r"y|x\d+|d(y|x\d+)|t_.*|.*[^A-Za-z0-9_].*")  # names that indexes of a text may not have
+FEW = 8  # sizes up to this are numbers in a text, so loops over taps are unrolled.  Larger ones are words, and one kernel serves all
+OURS = re.compile(r"y|x\d+|d(y|x\d+)|t_.*|.*[^A-Za-z0-9_].*")  # names that indexes in a text may not have
 LETTERS = "ijklmnopqrs"
 
 
 class Unfit(Exception):
-    """A part of an equation is no row."""
+    """A part of an equation that cannot be a row."""
 
 
-At = tuple[Variable, Sequence[Node], float]  # an array, places of it, and what lies beyond its ends
+At = tuple[Variable, Sequence[Node], float]  # an array, places in it, and the value beyond its ends
 
 
 class Row:
     """An equation as a row's text.
 
-    opened : of each node another that stands for it, or an element of an operand.  literal : all sizes that are known are numbers.
+    opened : replaces a node by another, or by an element of an operand.  literal : all known sizes are numbers in the text.
     """
 
     def __init__(self, extents: Extents, opened: Callable[[Node], Node | At], literal: bool = False):
@@ -58,11 +58,11 @@ class Row:
         self.read: list[Element] = []  # in the row's names
 
     def value(self, equation: Equation) -> Value:
-        """The result of an operator of it, whose axes are its indexes.
+        """The result of a new operator of the equation; its axes are the equation's indexes.
 
         Raises
         ------
-        Unfit : it is no row.
+        Unfit : it cannot be a row.
         """
         kept = [i.name for i in equation.kept or ()]
         self.scan = equation.name if own_elements(equation) else ""
@@ -75,7 +75,7 @@ class Row:
         text = show_equations(said_once([Equation(OUT, tuple(map(Index, indexes)), value)], ranges))
         types = {name: x.type for name, x in self.operands.items() if x.type != FLOAT}
         if other := [t for t in types.values() if t not in TYPES]:
-            raise Unfit(f"an operand is of {other[0]}")
+            raise Unfit(f"an operand has the type {other[0]}")
         stated = Stated(text, tuple(self.words), tuple(self.operands), (OUT,), types, declares)
         try:
             kind = stated.kinds()[OUT]
@@ -103,7 +103,7 @@ class Row:
 
     # ------------------------------------------------------------ nodes
     def node(self, node: Node, whole: bool = False) -> Node:
-        """A node in the row's names.  whole : it is a place, or compared, where integers are exact; elsewhere they are numbers."""
+        """A node in the row's names.  whole : it is a place, or compared, so integers stay exact; elsewhere they become numbers."""
         if isinstance(node, Number):
             return Number(node.value)
         if isinstance(node, Element) and node.array == self.scan:
@@ -124,7 +124,7 @@ class Row:
                 return Call(node.function, tuple(self.node(n, exact) for n in node.arguments))
             case Number():
                 return Number(node.value)
-        raise Unfit(f"{show(node)} is none of a row")
+        raise Unfit(f"{show(node)} cannot be in a row")
 
     def element(self, x: Variable, places: Sequence[Node], beyond: float) -> Node:
         """An element of an array at places of the equation."""
@@ -136,7 +136,7 @@ class Row:
 
     # ------------------------------------------------------------ sizes
     def range(self, index: str) -> Node:
-        """A word, where an operand has an axis for it; else a number."""
+        """A word if an operand has an axis for it; else a number."""
         n, name = size_of(self.extents[index]), self.called[index]
         seen = any(
             place == Name(name) and size_of(self.operands[e.array].shape[k]) == n
@@ -144,7 +144,7 @@ class Row:
             for k, place in enumerate(e.places)
         )
         if varies(n) and not seen:
-            raise Unfit(f"no operand says the range of {index}")
+            raise Unfit(f"no operand has the range of {index}")
         return self.word(name.upper(), n) if seen else Number(int(n))  # type: ignore[arg-type]
 
     def word(self, name: str, n: Size) -> Node:
@@ -155,7 +155,7 @@ class Row:
         return Name(name)
 
     def plain(self, name: str, axis: int) -> str:
-        """The index by which an axis is read everywhere, or ""."""
+        """The index by which an axis is always read, or ""."""
         places = {e.places[axis] for e in self.read if e.array == name}
         index = next(iter(places)) if len(places) == 1 else None
         if not isinstance(index, Name):

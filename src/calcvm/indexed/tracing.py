@@ -1,6 +1,6 @@
-"""Equations written in Python: indexes that are objects, elements of variables at them, and what is computed of those.
+"""Equations written in Python: index objects, elements of variables at them, and expressions of these.
 
-They become the text of an equation, which is then read: so both ways are one.
+They become the text of an equation, which is then parsed, so both notations share one path.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from calcvm.ops import OPS
 
 
 class Traced(Base):
-    """A number of an equation for each of its indexes.
+    """A number for each place of an equation's indexes.
 
-    node : what it is, in which arrays are called by `key`.  arrays : those, by that.
+    node : its tree, in which arrays are named by `key`.  arrays : the arrays by key.
     """
 
     def __init__(self, node: Node, arrays: Mapping[str, Variable]):
         self.node, self.arrays = node, dict(arrays)
 
     def beyond(self, value: float) -> Traced:
-        """The same element, and this value where its places lie beyond the ends of the array (0 if nothing is said)."""
+        """The same element, with this value if its places are beyond the ends of the array (default 0)."""
         if not isinstance(self.node, Element):
-            raise CalcError("beyond is of an element, such as x[n, o + t].beyond(-np.inf)")
+            raise CalcError("beyond applies to an element, such as x[n, o + t].beyond(-np.inf)")
         if not checks.is_number(value):
             raise CalcError(f"beyond: a number is wanted, such as 0 or -np.inf, not {checks.shown(value)}")
         places = self.node.places
         return Traced(Element(self.node.array, places, said_beyond(value, places)), self.arrays)
 
-    # ------------------------------------------------------------ what the graph hands over
+    # ------------------------------------------------------------ called by the graph
     def _element(self, x: Variable, places: tuple[Any, ...]) -> Traced:
         found = [_traced(f"a place of {x.name}", place) for place in places]
         return _of(Element(_key(x), tuple(t.node for t in found)), found, {_key(x): x})
@@ -50,10 +50,10 @@ class Traced(Base):
         if operator == "pow":
             return _of(Call("^", (given[0].node, Number(attrs["exponent"]))), given)
         if operator not in SIGNS and operator not in functions():
-            raise CalcError(f"{operator} is of variables, and no function of an element of an equation")
+            raise CalcError(f"{operator} applies to variables, not to elements of an equation")
         default = {a.name: a.default for a in OPS[operator].attrs}
         if told := ", ".join(f"{k}={v!r}" for k, v in attrs.items() if v != default.get(k)):
-            raise CalcError(f"{operator}({told}) in an equation: settings are as by default; write it out by cv.where")
+            raise CalcError(f"{operator}({told}) in an equation: only default settings work; write it out by cv.where")
         return _of(Call(SIGNS.get(operator, operator), tuple(t.node for t in given)), given)
 
     def _reduced(self, how: str, over: Any) -> Traced:
@@ -148,7 +148,7 @@ class Traced(Base):
     def _no_number(self, *_: Any) -> NoReturn:
         raise NoNumber(
             f"{self!r} stands for numbers of an equation: take & | ~ for and, or, not, cv.where(c, a, b) for an if, and variables "
-            "of the graph, such as g.constant(name, array), in place of arrays that have its places"
+            "of the graph, such as g.constant(name, array), instead of arrays at its places"
         )
 
     __bool__ = __float__ = __int__ = __index__ = __len__ = __iter__ = _no_number
@@ -161,7 +161,7 @@ class Traced(Base):
 
 
 class Index(Traced):
-    """An index of equations, by its name; ``t<3`` where its range is said."""
+    """An index of equations, by its name; ``t<3`` gives its range."""
 
     def __init__(self, bound: tree.Index):
         super().__init__(Name(bound.name), {})
@@ -169,7 +169,7 @@ class Index(Traced):
 
 
 class Kept:
-    """``cv.equation[b, o]``: the indexes of a result, which takes its value."""
+    """``cv.equation[b, o]``: the indexes of a result; call it with the result's value."""
 
     def __init__(self, indexes: Sequence[Any], build: Callable[[Sequence[Index], Any], Variable]):
         for index in indexes:
@@ -186,13 +186,13 @@ class Kept:
 
 
 def indexes(names: str) -> Any:
-    """Indexes for equations written in Python: ``b, o, i = cv.indexes("b o i")``; of one name the index itself.
+    """Indexes for equations written in Python: ``b, o, i = cv.indexes("b o i")``; a single name gives the index itself.
 
-    names : separated by spaces or commas, each with the number of its places where no axis has it: ``"t<3"``.
+    names : separated by spaces or commas.  If no axis gives an index's number of places, write it: ``"t<3"``.
 
     Raises
     ------
-    CalcError : a name is none, or a word of the language.
+    CalcError : a name is invalid, or a word of the language.
     """
     if not isinstance(names, str) or not names.replace(",", " ").split():
         raise CalcError(f"indexes: give names, such as 'b o i', not {checks.shown(names)}")
@@ -203,13 +203,13 @@ def indexes(names: str) -> Any:
             (equation,) = read(f"y[{part}] = 0")
             (bound,) = equation.kept or ()
         except (CalcError, ValueError):
-            why = "a word of the language" if name in WORDS or name in REDUCTIONS else "no index, such as i, or t<3"
+            why = "a word of the language" if name in WORDS or name in REDUCTIONS else "not an index, such as i, or t<3"
             raise CalcError(f"indexes: {part!r} is {why}") from None
         found.append(Index(bound))
     return found[0] if len(found) == 1 else tuple(found)
 
 
-# ---------------------------------------------------------------- the text of it
+# ---------------------------------------------------------------- the text
 def _key(x: Variable) -> str:
     return f"array~{id(x)}"
 
@@ -231,7 +231,7 @@ def _traced(what: str, value: Any) -> Traced:
             )
         return Traced(Name(_key(value)), {_key(value): value})
     if isinstance(value, slice):
-        raise CalcError(f"{what}: in an equation a place is an index or a number, and no slice")
+        raise CalcError(f"{what}: in an equation a place is an index or a number, not a slice")
     if checks.is_integer(value):
         return Traced(_number(int(checks.plain(value))), {})
     if checks.is_number(value):
@@ -246,7 +246,7 @@ def _number(value: int | float) -> Node:
 
 
 def _names(node: Node, arrays: Mapping[str, Variable]) -> dict[str, str]:
-    """Names for arrays by key: the variables' own where they can be, and are no index's."""
+    """Names for arrays by key: the variables' own names if they are valid and not an index's."""
     taken = {n.name for n in tree.walk(node) if isinstance(n, Name)}
     taken |= {i.name for n in tree.walk(node) if isinstance(n, tree.Reduction) for i in n.indexes}
     taken |= {name.upper() for name in taken}
@@ -287,5 +287,5 @@ def traced_equation(kept: Sequence[Index], value: Any) -> tuple[str, dict[str, V
 
 
 def _with(node: Node, kept: Sequence[tree.Index]) -> Node:
-    """A node that has the kept indexes too."""
+    """A node that also contains the kept indexes."""
     return Call("", (node, *(Name(i.name) for i in kept)))

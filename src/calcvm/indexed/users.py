@@ -1,4 +1,4 @@
-"""What users call: equations as texts on variables of a graph."""
+"""The functions that users call: equations as texts on variables of a graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from calcvm.ops.types import RANKS
 
 
 class Equations:
-    """``cv.equation``: operators of the active path, as index equations say them."""
+    """``cv.equation``: adds operators to the active path, as index equations state them."""
 
     @overload
     def __call__(
@@ -36,24 +36,24 @@ class Equations:
         self, text: str, /, results: Sequence[str], fused: bool | None = None, **operands: Any
     ) -> tuple[Variable, ...]: ...
     def __call__(self, text: str, /, results: Any = None, fused: Any = None, **operands: Any) -> Any:
-        """What an equation says, such as ``y[b,o] = sum[i] x[b,i]*w[i,o] + v[o]``; several are separated by ";".
+        """The results of equations such as ``y[b,o] = sum[i] x[b,i]*w[i,o] + v[o]``; ";" separates several.
 
-        Sums of products become rows of matrix products or of convolution, windows rows of pooling, softmax its row; all else
-        elementwise operators and reductions, or rows made of the equation.  Equal parts are computed once.
+        Sums of products become rows of matrix products or of convolution, windows become rows of pooling, softmax its row.  Everything
+        else becomes elementwise operators and reductions, or rows compiled from the equation.  Equal parts are computed once.
 
         Parameters
         ----------
-        text : equations; those before the last one are parts, which it may read.  docs/equations.md has the language.
-        results : the name of the result that is wanted, or several of them: then a tuple comes back.  Default: the last one.
-        fused : whether parts that are no such products become rows of their own, compiled for the equation.  None: where operators
-            would write large arrays in between, or do not compute it; True: always; False: never.
-        operands : what the equations read, by name: variables, arrays, or numbers, of which integers may be sizes (``t<K``).
+        text : equations; those before the last one are parts, which it may read.  docs/equations.md describes the language.
+        results : the name of the result to return, or several names, which return a tuple.  Default: the last one.
+        fused : whether parts other than such products become separate rows, compiled for the equation.  None: if operators
+            would write large intermediate arrays, or cannot compute the part; True: always; False: never.
+        operands : the variables, arrays or numbers that the equations read, by name; integers may be sizes (``t<K``).
 
         Raises
         ------
         ShapeError : axes and indexes do not fit; a caret shows where.
-        UnsupportedOperator : no row computes a part of it yet: which, and what to do.
-        CalcError : the text is no equation, or an operand is missing, is never read, or is none.
+        UnsupportedOperator : no row computes a part of it yet; the message names the part and an alternative.
+        CalcError : the text is not an equation, or an operand is missing, is never read, or is invalid.
 
         Examples
         --------
@@ -67,12 +67,12 @@ class Equations:
         """
         if results is not None and not isinstance(results, (str, list, tuple)):  # an operand of this name
             operands["results"], results = results, None
-        if not isinstance(fused, (bool, type(None))):  # the same
+        if not isinstance(fused, (bool, type(None))):  # likewise
             operands["fused"], fused = fused, None
         return built("equation", text, results, operands, fused)
 
     def __getitem__(self, indexes: Any) -> Kept:
-        """``cv.equation[b, o](cv.sum(i, x[b, i]*w[i, o]))``: the same, of indexes that `indexes` has made."""
+        """``cv.equation[b, o](cv.sum(i, x[b, i]*w[i, o]))``: the same, with indexes from `indexes`."""
         return Kept(indexes if isinstance(indexes, tuple) else (indexes,), _of_traced)
 
     @staticmethod
@@ -81,7 +81,7 @@ class Equations:
         checks.choice("equation.reduce: how", how, REDUCTIONS)
         if not isinstance(value, Traced):
             raise CalcError(
-                f"equation.reduce: {how} is of elements such as x[r, k], of indexes that cv.indexes makes, not of {checks.called(value)}"
+                f"equation.reduce: {how} takes elements such as x[r, k], at indexes that cv.indexes makes, not {checks.called(value)}"
             )
         return value._reduced(how, index)
 
@@ -95,7 +95,7 @@ def _of_traced(kept: Sequence[Index], value: Any) -> Variable:
 
 
 def built(what: str, text: str, results: Any, given: Mapping[str, Any], fused: bool | None = None) -> Any:
-    """Results of equations as variables of the active path, or nothing at all."""
+    """Results of equations as variables of the active path; on an error nothing is added."""
     equations = _within(what, lambda: read(text))
     graph = _graph(what, given)
     with graph.whole():
@@ -117,7 +117,7 @@ def _graph(what: str, given: Mapping[str, Any]) -> CalcGraph:
         why = "is a variable of a graph: give at least one" if not graphs else "may be of another graph than the others"
         raise CalcError(f"{what}: {'no' if len(graphs) > 1 else 'none of the'} operand{'s' * (not graphs)} {why}")
     (graph,) = graphs.values()
-    _ = graph.active  # a path is open, or nothing is added
+    _ = graph.active  # a path must be open before anything is added
     return graph
 
 
@@ -145,7 +145,7 @@ def _built(
         for i in bound(e):
             if not varies(n := found.extents[i.name]) and n < 1:
                 raise wrong(
-                    e.text, i.at, f"the index {i.name} runs over {n} places: one at least is wanted", ShapeError
+                    e.text, i.at, f"the index {i.name} runs over {n} places: at least one is needed", ShapeError
                 )
     _batch_in_ranges(equations, found.extents, found.shapes)
     variables = {
@@ -164,7 +164,7 @@ def _built(
     return made[wanted[0]] if results is None or isinstance(results, str) else tuple(made[name] for name in wanted)
 
 
-# ---------------------------------------------------------------- what is given
+# ---------------------------------------------------------------- arguments
 def _results(equations: Sequence[Equation], results: Any) -> list[str]:
     known = [e.name for e in equations]
     wanted = [known[-1]] if results is None else [results] if isinstance(results, str) else [*results]
@@ -172,7 +172,7 @@ def _results(equations: Sequence[Equation], results: Any) -> list[str]:
         if name not in known:
             raise CalcError(f"results: there is no equation of {checks.shown(name)}; there are {', '.join(known)}")
     if not wanted:
-        raise CalcError("results: none is named: leave it out for the last one")
+        raise CalcError("results: no name is given: leave it out to get the last one")
     return wanted
 
 
@@ -182,7 +182,7 @@ def _operands(graph: CalcGraph, given: Mapping[str, Any]) -> tuple[dict[str, Any
     parameters: dict[str, int | float] = {}
     for name, value in given.items():
         if name in WORDS or name in REDUCTIONS or not NAME.fullmatch(name):
-            raise CalcError(f"the operand {name!r} needs another name: that is a word of the language, or none")
+            raise CalcError(f"the operand {name!r} needs another name: this is a word of the language, or not a name")
         if isinstance(value, Traced):
             raise CalcError(
                 f"the operand {name} is an expression of indexes: give the variable, and write its places in the text"
@@ -214,7 +214,7 @@ def _type(v: Any) -> Any:
     return {"b": "bool", "f": None}.get(v.dtype.kind, "int64")
 
 
-# ---------------------------------------------------------------- what is refused before sizes are looked at
+# ---------------------------------------------------------------- checks before sizes are known
 def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
     def refused(what: str, at: int = equation.at, error: type[CalcError] = CalcError) -> CalcError:
         return wrong(equation.text, at, what, error)
@@ -234,7 +234,7 @@ def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
 
 
 def _all_read(text: str, equations: Sequence[Equation], wanted: Sequence[str], given: Mapping[str, Any]) -> None:
-    """Refuse what is given, or computed, for nothing."""
+    """Reject operands and results that nothing reads."""
     read_: set[str] = set()
     for e in equations:
         extents = [i.extent for i in e.kept or () if i.extent is not None]
@@ -256,14 +256,14 @@ def _all_read(text: str, equations: Sequence[Equation], wanted: Sequence[str], g
 
 
 def _direct(place: Node) -> list[Name]:
-    """Names of a place itself, not of arrays that say it."""
+    """The names in a place itself, not in arrays that it depends on."""
     if isinstance(place, Name):
         return [place]
     return [n for part in getattr(place, "arguments", ()) for n in _direct(part)]
 
 
 def _batch_in_places(equations: Sequence[Equation], shapes: Mapping[str, tuple]) -> None:
-    """Refuse windows along the batch."""
+    """Reject windows along the batch."""
     for e in equations:
         for node in walk(e.value):
             if isinstance(node, Element) and len(shapes.get(node.array, ())) == len(node.places):
@@ -273,13 +273,13 @@ def _batch_in_places(equations: Sequence[Equation], shapes: Mapping[str, tuple])
                             e.text,
                             node.at,
                             f"axis {node.places.index(place)} of {node.array} {show(shapes[node.array])} is the batch, whose samples "
-                            "know nothing of each other: its place is an index alone",
+                            "are independent: its place must be a plain index",
                             ShapeError,
                         )
 
 
 def _batch_in_ranges(equations: Sequence[Equation], extents: Mapping[str, Any], shapes: Mapping[str, tuple]) -> None:
-    """Refuse places that count the batch, parts of it, and results that have it twice."""
+    """Reject places that count the batch, parts of the batch, and results that have it twice."""
     for e in equations:
         if e.kept is not None and len(twice := [i for i in e.kept if varies(extents[i.name])]) > 1:
             raise wrong(
@@ -298,7 +298,7 @@ def _batch_in_ranges(equations: Sequence[Equation], extents: Mapping[str, Any], 
                         raise wrong(
                             e.text,
                             name.at,
-                            f"{name.name} runs over {far}, and {node.array} has {n} there: along the batch all is read, each place by "
-                            "an index alone",
+                            f"{name.name} runs over {far}, and {node.array} has {n} there: the batch is read as a whole, each place by "
+                            "a plain index",
                             ShapeError,
                         )

@@ -1,4 +1,4 @@
-"""Values of expressions: variables of a graph, or constants, with an index for each axis; how axes are moved."""
+"""Values of expressions: variables of a graph, or constants, with an index for each axis; and operations on axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Size = int | Affine
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """data : a variable, or a constant: an array, or a number.  axes : the index that each axis is of."""
+    """data : a variable, or a constant: an array or a number.  axes : the index of each axis."""
 
     data: Any
     axes: tuple[str, ...] = ()
@@ -31,12 +31,12 @@ class Value:
         return not isinstance(self.data, Variable)
 
     def called(self, names: dict[str, str]) -> Value:
-        """The same, of other indexes."""
+        """The same data with other index names."""
         return Value(self.data, tuple(names.get(v, v) for v in self.axes))
 
 
 def size_of(n: Size) -> Size:
-    """A size as an int, where it is one for every batch."""
+    """A size as an int, if it is the same for every batch."""
     return n.b if isinstance(n, Affine) and n.constant else n
 
 
@@ -45,7 +45,7 @@ def numel(sizes: Iterable[Size]) -> Any:
 
 
 def reshaped(x: Any, shape: Sequence[Size]) -> Any:
-    """x under another shape, of which one size may be the batch's."""
+    """x in another shape, in which one size may be the batch's."""
     if isinstance(x, np.ndarray):
         return x.reshape([int(n) for n in shape])
     if tuple(x.shape) == tuple(shape):
@@ -54,7 +54,7 @@ def reshaped(x: Any, shape: Sequence[Size]) -> Any:
 
 
 def transposed(x: Any, order: Sequence[int]) -> Any:
-    """Axes of x in another order: a view, where it lies channels last in one order or the other."""
+    """x with its axes in another order; a view if one of the orders is channels last in memory."""
     order, rank = tuple(order), len(order)
     if order == tuple(range(rank)):
         return x
@@ -69,12 +69,12 @@ def transposed(x: Any, order: Sequence[int]) -> Any:
 
 
 def ordered(v: Value, axes: Sequence[str]) -> Any:
-    """Its data with these axes, which are its own in another order."""
+    """Its data with its axes in this order."""
     return transposed(v.data, [v.axes.index(name) for name in axes]) if v.axes else v.data
 
 
 def aligned(v: Value, axes: Sequence[str]) -> Any:
-    """Its data so that they broadcast with others along these axes."""
+    """Its data, shaped to broadcast along these axes."""
     if not v.axes:
         return v.data
     own = [name for name in axes if name in v.axes]
@@ -96,12 +96,12 @@ def cut(x: Variable, axis: int, start: int, stop: int) -> Variable:
 
 
 def dropped(x: Variable, axis: int) -> Variable:
-    """Without an axis of one element."""
+    """x without an axis of one element."""
     return reshaped(x, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 def padded(x: Variable, axis: int, before: int, after: int, value: float) -> Variable:
-    """x with elements of a value before and after an axis."""
+    """x with elements of a value before and after it along an axis."""
     if not before and not after:
         return x
     n, rank = int(x.shape[axis]), x.rank
@@ -116,7 +116,7 @@ def padded(x: Variable, axis: int, before: int, after: int, value: float) -> Var
 
 
 def spaced(x: Variable, axis: int, start: int, step: int, count: int, beyond: float) -> Variable:
-    """Elements ``start, start + step, ...`` along an axis, so many of them; ``beyond`` where there are none."""
+    """``count`` elements ``start, start + step, ...`` along an axis; ``beyond`` for those outside."""
     n = int(x.shape[axis])
     end = start + step * count if step > 1 else start + count
     x, start = padded(x, axis, max(0, -start), max(0, end - n), beyond), max(0, start)
@@ -128,14 +128,14 @@ def spaced(x: Variable, axis: int, start: int, step: int, count: int, beyond: fl
 
 
 def apart(x: Variable, axis: int, step: int, beyond: float) -> Variable:
-    """Elements along an axis at places 0, step, 2*step, ...; ``beyond`` between them."""
+    """Elements along an axis at places 0, step, 2*step, ...; ``beyond`` in between."""
     n = int(x.shape[axis])
     x = padded(reshaped(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])), axis + 1, 0, step - 1, beyond)
     return reshaped(x, (*x.shape[:axis], n * step, *x.shape[axis + 2 :]))
 
 
 def diagonal(x: Variable, axis: int, other: int) -> Variable:
-    """Elements whose places along two axes are equal; their axis is the last."""
+    """Elements whose places along two axes are equal; the new axis is the last."""
     rest = [k for k in range(x.rank) if k not in (axis, other)]
     n = int(x.shape[axis])
     x = transposed(x, [*rest, axis, other])
@@ -145,30 +145,30 @@ def diagonal(x: Variable, axis: int, other: int) -> Variable:
 
 
 def stacked(pieces: Sequence[Value], name: str) -> Value:
-    """Values of the same axes, one for each place of an index, as one value."""
+    """Values of the same axes, one for each place of an index, combined to one value."""
     axes = pieces[0].axes
     parts = [ordered(piece, axes) for piece in pieces]
     return Value(F.concat([reshaped(x, (*x.shape, 1)) for x in parts]), (*axes, name))
 
 
 def ones(graph: CalcGraph, n: Size, given: Iterable[Variable] = ()) -> Variable:
-    """As many ones as a multiple of the batch, made of what is given or of a placeholder: no row counts samples."""
+    """Ones for a multiple of the batch, derived from a given variable or a placeholder: no row counts samples."""
     assert isinstance(n, Affine)
     known = (*given, *(v for v in graph.variables.values() if v.kind == "placeholder"))
     found = ((v, k) for v in known for k, d in enumerate(v.shape) if d == Affine(1, 0))
     x, along = next(((v, k) for v, k in found if all(size_of(d) != 0 for d in v.shape)), (None, 0))
     if x is None or n.b:
-        raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch")
+        raise CalcError(f"a value for each of {n} is needed, but no placeholder has an axis of the batch")
     for axis in [k for k in range(x.rank) if k != along]:
         x = cut(x, axis, 0, 1)
     column = F.stop_gradient(reshaped(F.cast(x, None), (x.shape[along], 1)))
-    made = reshaped(expanded(F.pow(column, 0.0), (1, n.a)), (n,))  # x^0 is 1, also of NaN
+    made = reshaped(expanded(F.pow(column, 0.0), (1, n.a)), (n,))  # x^0 is 1, even for NaN
     made.rename(graph.unique("ones")).unnamed = True
     return made
 
 
 def repeated(graph: CalcGraph, data: Any, shape: Sequence[Size], given: Iterable[Variable] = ()) -> Any:
-    """Data of as many axes, of one element where this says another number, so many times; the batch by `ones`."""
+    """Data repeated to a shape along axes where it has one element; along the batch by `ones`."""
     sizes = [*shape]
     for k, n in enumerate(sizes):
         if isinstance(n, Affine):
@@ -184,13 +184,13 @@ def _is_one(data: Any) -> bool:
 
 
 def spread(x: Variable, shape: Sequence[Size]) -> Variable:
-    """x in a shape that it broadcasts to."""
+    """x broadcast to a shape."""
     x = reshaped(x, (*(1,) * (len(shape) - x.rank), *x.shape))
     return repeated(x.graph, x, [1 if size_of(n) != 1 else size_of(m) for n, m in zip(x.shape, shape)])
 
 
 def expanded(data: Any, shape: Sequence[int]) -> Any:
-    """Data that broadcast with a shape, as many times as that says."""
+    """Data broadcast to a shape."""
     if not isinstance(data, Variable):
         data = np.asarray(data)
         return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(shape))).copy()

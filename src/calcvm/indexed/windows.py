@@ -11,14 +11,14 @@ from calcvm.graph import apply
 from calcvm.indexed.products import Addend, Extents, summed, varies
 from calcvm.indexed.values import Value, cut, numel, ordered, reshaped
 
-MOST_AXES = 3  # along which a window slides
+MOST_AXES = 3  # along which a window may slide
 
 
 @dataclass(frozen=True)
 class Window:
     """One axis of places ``out*step + tap*apart - before``; or, transposed, ``(out + before - tap*apart)/step``.
 
-    axis : the index by which x has it.  size, count, taps : how far x, out and tap run.
+    axis : x's index for it.  size, count, taps : the extents of x, out and tap.
     """
 
     axis: str
@@ -38,12 +38,12 @@ class Window:
 
     @property
     def after(self) -> int:
-        """Places beyond the end that are read."""
+        """Places read beyond the end."""
         return max(0, (self.count - 1) * self.step + self.span - self.before - self.size)
 
     @property
     def used(self) -> tuple[int, int]:
-        """The part of x that the windows see, where rows would find more windows in the whole of it."""
+        """The part of x that the windows read, since rows would find more windows in all of x."""
         start, end = max(0, -self.before), self.size
         fits = (end - start + max(0, self.before) + self.after - self.span) // self.step + 1
         if fits > self.count:
@@ -52,20 +52,20 @@ class Window:
 
     @property
     def sees(self) -> bool:
-        """Whether there is a place in the part that is used."""
+        """Whether the used part has any place."""
         start, end = self.used
         return self.transposed or 0 <= start < end
 
     @property
     def inside(self) -> bool:
-        """Whether no place lies beyond the ends."""
+        """Whether all places are inside."""
         return self.before <= 0 and not self.after
 
 
 def convolution(
     x: Value, w: Value, windows: Sequence[Window], over: set[str], extents: Extents, addend: Addend | None
 ) -> Value | None:
-    """Sum over taps of x and w, and over channels; None: no row does it."""
+    """The sum over taps of x and w, and over channels; None if no row computes it."""
     sliding, outs, taps = ([getattr(v, what) for v in windows] for what in ("axis", "out", "tap"))
     by_axis = {v.axis: v for v in windows}
     turned = windows[0].transposed
@@ -111,18 +111,18 @@ def convolution(
 
 
 def _full(v: Window) -> int:
-    """Places of a transposed convolution from the first one on."""
+    """Places of a transposed convolution, from the first one on."""
     return (v.size - 1) * v.step + v.span - v.before
 
 
 def _output_padding(v: Window) -> int | None:
-    """Of a transposed convolution; None: no row does it."""
+    """The output padding of a transposed convolution; None if no row computes it."""
     more = max(0, v.count - _full(v))
     return more if v.before >= 0 and (not more or more < max(v.step, v.apart)) else None
 
 
 def pooled(how: str, x: Value, windows: Sequence[Window], extents: Extents, beyond: float) -> Value | None:
-    """The largest, the least, the sum or the mean over taps of x; None: no row does it."""
+    """The largest, smallest, sum or mean over taps of x; None if no row computes it."""
     by_axis = {v.axis: v for v in windows}
     windows = [by_axis[v] for v in x.axes if v in by_axis]
     outside = beyond != {"max": float("-inf"), "min": float("inf")}.get(how, 0) and not all(v.inside for v in windows)
@@ -133,7 +133,7 @@ def pooled(how: str, x: Value, windows: Sequence[Window], extents: Extents, beyo
     at = min(k for k, v in enumerate(x.axes) if v in by_axis)
     lead = [*x.axes[:at]]
     tail = [v for v in x.axes[at:] if v not in by_axis]
-    if not tail and len(lead) > 1:  # channels stand first
+    if not tail and len(lead) > 1:  # channels come first
         lead, tail = lead[:1], lead[1:]
     first, image = _image(x, windows, lead, tail, extents)
     pads = (*(max(0, v.before) for v in windows), *(v.after for v in windows))
@@ -161,7 +161,7 @@ def _image(
     extents: Extents,
     whole: bool = False,
 ) -> tuple[bool, Any]:
-    """x as an image (N, C, *sizes), cut to what windows see of it; and whether its channels stand first in x."""
+    """x as an image (N, C, *sizes), cut to the part that windows read; and whether channels come first in x."""
     sliding = [v.axis for v in windows]
     first = x.axes == (*lead, *channels, *sliding) and len(channels) > 0
     axes = (*lead, *channels, *sliding) if first else (*lead, *sliding, *channels)
@@ -189,7 +189,7 @@ def _weight(
 def _seen(
     y: Any, lead: Sequence[str], channels: Sequence[str], outs: Sequence[str], first: bool, extents: Extents
 ) -> Value:
-    """An image as a value, whose channels stand as those of x did."""
+    """An image as a value, with its channels in the same place as in x."""
     if first and len(lead) == len(channels) == 1:
         return Value(y, (*lead, *channels, *outs))
     axes = (*lead, *outs, *channels)

@@ -1,4 +1,4 @@
-"""Hand-written CPU kernels, a file a family; imported and compiled when a program first uses them."""
+"""Hand-written CPU kernels, one file per family.  A family is imported and compiled when a program first uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calcvm.kernels_cpu._target import Target
 if TYPE_CHECKING:
     from calcvm.kernels_cpu._common import Kernel
 
-# The order in which they are looked through: what most programs need comes first.
+# The search order: families that most programs need come first.
 FAMILIES = (
     "contraction",
     "losses",
@@ -31,11 +31,11 @@ FAMILIES = (
     "plain",
 )
 
-FEW = 4  # functions from which other processes are of use
+FEW = 4  # from this many missing functions on, other processes help to compile
 
 
 def load() -> None:
-    """Import all families, so that every kernel is registered."""
+    """Import all families, which registers every kernel."""
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cpu.{family}")
 
@@ -53,7 +53,7 @@ def find(name: str) -> Kernel:
 
 
 def _state(name: str) -> None:
-    """Register the kernel of a row that is a user's equation."""
+    """Register the kernel of a row that comes from a user's equation."""
     stated = sys.modules.get("calcvm.equations.stated")
     if stated is not None and name in stated.STATED:
         import_module("calcvm.kernels_cpu.plain").state(stated.STATED[name])
@@ -62,7 +62,7 @@ def _state(name: str) -> None:
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
     """Native address of a row's kernel for heaps of ``dtype`` (ImportError: the device's package is missing).
 
-    What is in the cache is linked without importing Numba.
+    Functions in the cache are linked without importing Numba.
     """
     if device == "blas":
         from calcvm.kernels_cpu import _blas
@@ -81,9 +81,9 @@ def prepare(
     device: str = "cpu",
     others: Mapping[str, tuple[_native.Modules, ...]] | None = None,
 ) -> None:
-    """Compile what is missing from the cache of rows' kernels, in several processes where it is much; see `address_of`.
+    """Compile the rows' kernels that the cache lacks, in several processes if there are many; see `address_of`.
 
-    others : symbols of functions that are wanted with them, and the modules that each may come from.
+    others : symbols of further functions to compile, with the modules that each may come from.
     """
     if device == "blas":
         from calcvm.kernels_cpu import _blas
@@ -95,17 +95,17 @@ def prepare(
     wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
     missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
     if len(missing) >= FEW:
-        from calcvm.kernels_cpu._aside import compile_ahead
+        from calcvm.kernels_cpu._compile_workers import compile_ahead
 
         compile_ahead(missing, lambda: [kernel.address(dtype, device) for kernel in own.values()])
 
 
 def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:
-    """Object files of rows' kernels and of the routines that they call, for a target, by their symbols.
+    """Object files of rows' kernels and of the routines that they call, for a target, by symbol.
 
-    Nothing is linked or loaded: the target may be another processor than this one.  A symbol is the C function
-    ``void(heap *, const int64_t *row, int64_t worker, int64_t workers, int64_t phase)``; what it wants of others is
-    among them, or in libc and libm.
+    Nothing is linked or loaded, so the target may be another processor than this one.  A symbol is the C function
+    ``void(heap *, const int64_t *row, int64_t worker, int64_t workers, int64_t phase)``.  The functions that it calls are
+    among the object files, or in libc and libm.
     """
     names = [*names]
     own, places = _own(names), [_native.modules_of(family, device) for family in FAMILIES]
@@ -117,7 +117,7 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
 
 
 def _own(names: Iterable[str]) -> dict[str, Any]:
-    """Those of users' own, which this process alone knows."""
+    """The users' kernels among them, which only this process knows."""
     common = sys.modules.get("calcvm.kernels_cpu._common")
     known = {name: common.KERNELS[name] for name in names if name in common.KERNELS} if common else {}
     return {name: kernel for name, kernel in known.items() if kernel.mark}

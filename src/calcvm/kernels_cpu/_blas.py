@@ -1,7 +1,7 @@
-"""The device ``blas``: matrix products by the BLAS inside SciPy (extra ``blas``), all else by our kernels.
+"""The device ``blas``: the BLAS inside SciPy (extra ``blas``) computes matrix products, our kernels everything else.
 
-For comparison, and for machines where that BLAS wins.  Its results may depend on how rows are shared, so
-programs for it run with one worker, and BLAS's own threads work inside a row.
+It serves comparisons, and machines where that BLAS is faster.  Its results may depend on how rows are shared, so
+its programs run with one worker; BLAS uses its own threads inside a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def require() -> None:
 
 @intrinsic
 def call_gemm(tc, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ldc):
-    """Fortran's xGEMM with alpha 1: C = op(A) op(B) + beta C, by columns."""
+    """Fortran's xGEMM with alpha 1: C = op(A) op(B) + beta C, column-major."""
 
     def codegen(ctx, builder, sig, values):
         element = ctx.get_value_type(a.dtype)
@@ -54,7 +54,7 @@ def call_gemm(tc, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ld
 
 @njit(inline=True)
 def layout(rows, cols, rs, cs):
-    """Whether a matrix lies by columns, and how far apart its lines are: BLAS wants them apart even where there is one."""
+    """Whether a matrix is column-major, and its leading dimension, which BLAS wants to be large enough even for a single column."""
     if cs == 1 or cols == 1:
         return 0, max(rs, cols)
     return 1, max(cs, rows)
@@ -62,7 +62,7 @@ def layout(rows, cols, rs, cs):
 
 @routine("iiipiipiipipiipi")
 def blas_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
-    """As ``gemm``; by rows, C = A B is by columns C' = B' A'."""
+    """As ``gemm``.  A row-major C = A B is the column-major C' = B' A'."""
     if M <= 0 or N <= 0:
         return
     for i in range(M):

@@ -1,7 +1,7 @@
-"""Loops over rows of columns, by blocks of columns: what all of a column shares, such as its mean, stays in registers.
+"""Loops over rows of columns, in blocks of columns: values that a whole column shares, such as its mean, stay in registers.
 
-Rows are ``stride`` elements apart.  A sum along a column goes by blocks of 128 rows, and its shape depends on the
-number of rows and on the column's place alone.
+Rows are ``stride`` elements apart.  A sum along a column runs in blocks of 128 rows.  Its order depends only on the
+number of rows and on the column's place.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from calcvm.kernels_cpu._math import STREAMED, Lanes, counting, loop_of, past_ca
 from calcvm.kernels_cpu._vectors import c64
 
 BLOCK = 128  # rows of a block
-WIDE = 8  # vectors of columns at once: leaps over what is left of a row are slow; of 4, 144 channels take up to 2.3 times as long
-MOST_INV = 1e15  # 1/sqrt(var + eps) of squares that have not left the range of numbers, with digits to spare in float32
-IN_FLIGHT = 4  # sums of a term: fewer vectors have several each
+WIDE = 8  # vectors of columns at once; narrower blocks skip more between rows: with 4, 144 channels take up to 2.3 times as long
+MOST_INV = 1e15  # limit of 1/sqrt(var + eps) while the squares are in range, with digits to spare in float32
+IN_FLIGHT = 4  # sums of a term; fewer vectors get several sums each
 
 
 class Block:
-    """Columns of some vectors, from the i-th on, the last of them by mask where ``left`` are left."""
+    """Some vectors of columns, from the i-th on; if only ``left`` are left, the last vector is masked."""
 
     def __init__(self, e: Lanes, i: Any, left: Any, vectors: int):
         self.e, self.b, self.vectors, self.whole = e, e.b, vectors, left is None and vectors == WIDE
@@ -34,7 +34,7 @@ class Block:
         self.zeros = [ir.Constant(e.vec, [0.0] * e.lanes)] * vectors
 
     def row(self, p: Any, r: Any = None, stride: Any = None) -> list[V]:
-        """Vectors of row r."""
+        """The vectors of row r."""
         if r is not None:
             p = self.b.gep(p, [self.b.mul(r, stride)])
         return [self.e.get(p, *at) for at in self.at]
@@ -46,7 +46,7 @@ class Block:
             (put or self.e.put)(v, p, *at)
 
     def row_or(self, default: float, p: Any, there: Any) -> list[V]:
-        """A row that is read where ``there`` is not 0, elsewhere it is ``default``."""
+        """A row that is read if ``there`` is not 0, and is ``default`` otherwise."""
         b, e = self.b, self.e
         live = e.splat(b.icmp_signed("!=", there, c64(0)))
         other = ir.Constant(e.vec, [default] * e.lanes)
@@ -54,13 +54,13 @@ class Block:
         return [V(b, b.select(live, e.get(p, *at).v, other)) for at in masks]
 
     def splat(self, x: Any) -> V:
-        """A number, or a count as one."""
+        """A number in all lanes; a count is converted."""
         if x.type == I64:
             x = self.b.sitofp(x, self.e.element)
         return V(self.b, self.e.splat(x))
 
     def over(self, x: V, count: Any) -> V:
-        """x / count, by a reciprocal and rounded: left to the compiler, blocks of another width would be divided in another way."""
+        """x / count, as a rounded product with the reciprocal: the compiler would divide differently in blocks of other widths."""
         one = ir.Constant(self.e.element, 1.0)
         share = self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
         return V(self.b, self.b.fmul(x.v, share.v, flags=("nsz",)))
@@ -73,7 +73,7 @@ class Block:
 
 
 def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
-    """``visit`` all of n columns: blocks of WIDE vectors, then what is left: with the part of a vector, or it alone where masks cost."""
+    """``visit`` all of n columns: blocks of WIDE vectors, then the rest, whose partial vector is separate where masks cost."""
     b = e.b
     whole, rest = b.and_(n, c64(-WIDE * e.lanes)), b.and_(n, c64(e.lanes - 1))
     left = b.sub(n, whole)
@@ -97,7 +97,7 @@ def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
 
 
 def by_blocks(e: Lanes, n: Any, rows: Any, visit: Callable[[Block, Any, Any], None]) -> None:
-    """``visit(columns, first row, rows of it)`` by blocks of rows, all columns of one while they lie in the cache; at least one."""
+    """``visit(columns, first row, number of rows)`` in blocks of rows, each for all columns while it is in cache; at least once."""
     b = e.b
 
     def block_of_rows(start: Any, carried: list) -> list:
@@ -113,8 +113,8 @@ def by_blocks(e: Lanes, n: Any, rows: Any, visit: Callable[[Block, Any, Any], No
 def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, params: str = "") -> Any:
     """A loop ``f(n, rows, stride, xs..., y, columns..., params...)``: y[r,i] = formula(xs[r,i]..., *prepare(columns[i]..., params...)).
 
-    columns : a letter each, ``v``, or of one that may be left out ``0`` or ``1``, what it then is; another argument
-    after it says whether it is there.  y may be one of the xs.
+    columns : one letter each: ``v``, or ``0`` or ``1`` for an operand that may be left out and then has this value; a further
+        argument after it says whether it is given.  y may be one of the xs.
     """
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, *args: Any) -> None:
@@ -142,7 +142,7 @@ def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, para
 
 
 def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[V]]:
-    """Of each of k terms its sums over ``count`` rows; ``terms(r)`` : for each vector those of row r."""
+    """The sums of each of k terms over ``count`` rows; ``terms(r)`` : the terms of row r, per vector."""
     b, nv = block.b, block.vectors
     ways = max(IN_FLIGHT // nv & -2, 1)
 
@@ -167,7 +167,7 @@ def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[
 
 
 def _sums_so_far(block: Block, start: Any, places: tuple) -> list[list[V]]:
-    """What lies at each of these places, 0 before the first row."""
+    """The sums stored at these places so far; 0 before the first row."""
     b = block.b
     begun = b.icmp_signed(">", start, c64(0))
     return [[V(b, b.select(begun, v.v, zero)) for v, zero in zip(block.row(p), block.zeros)] for p in places]
@@ -204,8 +204,8 @@ def _plus(x: V, y: V) -> V:
     return y + x
 
 
-# moments(n, rows, stride, x, mean, m2): of each column the mean less its first element, and the sum of squares about the mean.
-# A block's terms are less its first row, whose square is at most what the block's sum is: nothing cancels but rounding.
+# moments(n, rows, stride, x, mean, m2): per column, the mean less its first element, and the sum of squares about the mean.
+# Each block subtracts its own first row.  That row's square is at most the block's sum, so only rounding errors cancel.
 moments = loop_of("iippp", _moments)
 
 
@@ -225,7 +225,7 @@ def _products(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, mean: A
     by_blocks(e, n, rows, visit)
 
 
-# products(n, rows, stride, dy, x, mean, g, s): of each column g = sum dy*(x - mean), s = sum dy.
+# products(n, rows, stride, dy, x, mean, g, s): per column, g = sum dy*(x - mean) and s = sum dy.
 products = loop_of("iippppp", _products)
 
 
@@ -273,21 +273,21 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
 
 
 def _for_by(b: Any, stop: Any, step: Any, carried: list, body: Callable) -> list:
-    """``counting`` from 0 by a step that is no constant."""
+    """`counting` from 0 with a step that is not a constant."""
     times = b.sdiv(b.sub(b.add(stop, step), c64(1)), step)
     return counting(b, c64(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
 
 
-# Of the moments of each chunk of rows those of all, and what running statistics become, of those that are in range:
+# Joins the moments of the chunks of rows, and updates the running statistics of columns that are in range:
 # joined_moments(n, rows, stride, chunk, x, parts, mean, inv, running_mean, running_var, eps, momentum).
 joined_moments = loop_of("iiippppppff", _joined_moments)
 
 
 def vector_slopes(slopes: bool, sums: bool) -> Any:
-    """A loop ``f(n, rows, stride, of, dy, x, w, there, dx, total, all)``, ``of`` numbers m, a, p, q of each row.
+    """A loop ``f(n, rows, stride, of, dy, x, w, there, dx, total, all)``; ``of`` has the numbers m, a, p, q of each row.
 
-    slopes : dx = (dy*w + (x - m)*p)*a + q, w 1 where it is not there.  sums : total += sum dy*(x - m)*a, and n further += sum dy.
-    all : elements of dx of which these rows are a part.  Large ones go past the caches: of 4096x1024 1.0 ms on Zen 5, and 1.9.
+    slopes : dx = (dy*w + (x - m)*p)*a + q; w is 1 if it is left out.  sums : total += sum dy*(x - m)*a, and n elements further += sum dy.
+    all : elements of the dx that these rows are part of.  A large dx is stored past the caches: 4096x1024 in 1.0 instead of 1.9 ms (Zen 5).
     """
 
     def emit(

@@ -1,9 +1,9 @@
-"""What every CPU kernel stands on: the kernel decorator, pointers, dtype-generic constants, compilation.
+"""The base of every CPU kernel: the kernel decorator, pointers, dtype-generic constants, compilation.
 
-This is the one module that holds jit flags.  A kernel (see `calcvm.kernel`) is compiled as
-``void(heap*, row*, int64, int64)`` for float32 or float64 heaps.  Operands are pointers of their own: two
-offsets into one array do not vectorise, two pointers do.  Names and order of a kernel's words must equal the
-operator table's; a test compares them.
+Only this module holds jit flags.  A kernel (see `calcvm.kernel`) is compiled as
+``void(heap*, row*, int64, int64, int64)`` for float32 or float64 heaps.  Each operand is a separate pointer: LLVM vectorises
+loops over two pointers, but not over two offsets into one array.  The names and order of a kernel's words must equal
+the operator table's; a test compares them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from calcvm.undisturbed import uncollected
 
 # ---------------------------------------------------------------- flags and types
 class FastMath(set[str]):
-    """Flags of LLVM.  Numba names a function by their text: the same in every process, so that its object file is."""
+    """LLVM's flags.  Numba names a function by their text, which is the same in every process; so object files are reproducible."""
 
     def __repr__(self) -> str:
         return repr(sorted(self))
 
 
 FAST = FastMath(("contract", "nsz", "arcp"))  # NaN and Inf stay IEEE
-REASSOC = FastMath((*FAST, "reassoc"))  # reductions only: the order is fixed when the kernel is compiled
+REASSOC = FastMath((*FAST, "reassoc"))  # reductions only: their order is fixed at compile time
 
 DTYPES = {"float32": types.float32, "float64": types.float64}
 PI64 = types.CPointer(types.int64)
@@ -68,7 +68,7 @@ def kernel_signature(dtype: str) -> Any:
 
 
 def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool = False) -> Any:
-    """A helper that kernels call: compiled into each kernel that uses it."""
+    """A helper that is compiled into each kernel that calls it."""
     options: dict[str, Any] = {"fastmath": fastmath, "error_model": "numpy", "inline": "always" if inline else "never"}
     return (lambda fn: Helper(fn, options)) if fn is None else Helper(fn, options)
 
@@ -76,7 +76,7 @@ def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool 
 # ---------------------------------------------------------------- intrinsics
 @intrinsic
 def at(tc, base, off):
-    """Pointer ``off`` elements past ``base``."""
+    """The pointer ``off`` elements past ``base``."""
     return base(base, types.int64), lambda ctx, b, sig, args: b.gep(args[0], [args[1]])
 
 
@@ -86,7 +86,7 @@ def _element(t: Any) -> Any:
 
 @intrinsic
 def like(tc, x, c):
-    """The number ``c`` in the dtype of ``x`` (a float, or a pointer to floats): dtype-generic constants."""
+    """The number ``c`` in the dtype of ``x`` (a float or a pointer to floats), for dtype-generic code."""
     target = _element(x)
 
     def codegen(ctx, b, sig, args):
@@ -97,13 +97,13 @@ def like(tc, x, c):
 
 @intrinsic
 def alike(tc, a, b):
-    """Whether two pointers are to one type: a constant when compiled."""
+    """Whether two pointers have one type: a constant at compile time."""
     return types.boolean(a, b), lambda ctx, bld, sig, args: ctx.get_constant(types.boolean, a == b)
 
 
 @intrinsic
 def seen_as(tc, pointer, b):
-    """What lies at a pointer as of ``b``'s type, for where they are `alike`."""
+    """A pointer cast to ``b``'s type, for branches where they are `alike`."""
     return b(pointer, b), lambda ctx, bld, sig, args: bld.bitcast(args[0], args[1].type)
 
 
@@ -121,7 +121,7 @@ def bits_of(tc, x):
 
 
 def intrinsic_of(n: int, typing: Callable) -> Any:
-    """An intrinsic of ``n`` arguments, of whose types ``typing`` makes its signature and what generates its code."""
+    """An intrinsic of ``n`` arguments; ``typing`` returns its signature and its code generator from their types."""
 
     def template(tc: Any, *args: Any) -> Any:
         return typing(*args)
@@ -150,12 +150,12 @@ minimum, maximum = _llvm_float("minimum", 2), _llvm_float("maximum", 2)  # propa
 
 @intrinsic
 def lanes(tc, x):
-    """Elements of a vector of the target's for the dtype of ``x``, a pointer: a constant when compiled."""
+    """Elements of a vector of the target, for the dtype of the pointer ``x``: a constant at compile time."""
     return types.int64(x), lambda ctx, b, sig, args: I64(current().lanes(x.dtype.bitwidth))
 
 
 def fact(of: Callable[[Target], Any], type_: Any = types.int64) -> Any:
-    """An intrinsic without arguments: what is so of the target, a constant when compiled."""
+    """An intrinsic without arguments that returns a fact about the target: a constant at compile time."""
 
     @intrinsic
     def constant(tc):
@@ -169,7 +169,7 @@ free_masks = fact(lambda target: target.free_masks, types.boolean)
 
 @intrinsic
 def given(tc, me, operand):
-    """Whether an operand is there: the offset of one left out is -1."""
+    """Whether an operand is given; one left out has the offset -1."""
 
     def codegen(ctx, b, sig, args):
         heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
@@ -180,7 +180,7 @@ def given(tc, me, operand):
 
 @njit(inline=True)
 def share(me, n):
-    """Half-open range of ``n`` units that this worker owns."""
+    """The half-open range of ``n`` units that this worker owns."""
     w, nw = me.worker, me.workers
     if nw == 1:
         return 0, n
@@ -189,43 +189,43 @@ def share(me, n):
 
 @njit(inline=True)
 def trap(me, code):
-    """Record that the row met what it cannot compute; the VM turns it into an error after the call."""
+    """Record that the row met something it cannot compute; the VM raises an error after the call."""
     h = me.heap
     h[TRAP_CODE] = like(h, code)
     h[TRAP_PC] = like(h, me.row[1] >> FLAG_PC_SHIFT)
 
 
 # ---------------------------------------------------------------- registry
-_OWN = count(1)  # functions from elsewhere, each definition another
+_OWN = count(1)  # numbers functions defined elsewhere: each definition is a new one
 
 
 class Native:
-    """A function that is compiled for each dtype (and device) to an object file of one symbol."""
+    """A function compiled to one object file with one symbol, for each dtype and device."""
 
-    words: Words | None = None  # of a kernel
+    words: Words | None = None  # a kernel's
     sources: _native.Modules
 
     def __init__(self, fn: Callable, name: str = "", own: bool = False):
         self.name, self.fn = name or fn.__name__, fn
         package, _, module = str(fn.__globals__.get("__name__")).rpartition(
             "."
-        )  # a file's name is another in an archive
+        )  # in an archive the name of its file differs
         if (
             own or package != __name__.rpartition(".")[0]
-        ):  # from elsewhere: made of nobody knows what, so it is not kept
+        ):  # from elsewhere: its sources are unknown, so it is not cached
             self.sources, self.mark = (), f".{next(_OWN)}"
         else:
             self.sources, self.mark = _native.modules_of(module), ""
 
     def address(self, dtype: str, device: str = "cpu") -> int:
-        """Address for heaps of ``dtype``, compiled or linked from the cache at first use."""
+        """Address for heaps of ``dtype``; at first use it is compiled, or linked from the cache."""
         return _native.address(self.symbol(dtype, device), build, self.modules(device), kept=not self.mark)
 
     def symbol(self, dtype: str, device: str = "cpu") -> str:
         return _native.symbol_of(self.name, dtype, device) + self.mark
 
     def modules(self, device: str = "cpu") -> _native.Modules:
-        """Those that compiled code comes from."""
+        """The modules that its compiled code depends on."""
         return self.sources + _native.of_device(device)
 
     def compile(self, dtype: str, device: str, target: Target | None = None) -> _native.Compiled:
@@ -234,7 +234,7 @@ class Native:
                 code, calls = compile_object(
                     self.fn, self.signature(dtype), self.symbol(dtype, device), words=self.words, target=target
                 )
-            except Exception as error:  # Numba has several
+            except Exception as error:  # Numba raises several kinds
                 raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
         routines = {r.symbol(dtype): r.modules() for r in ROUTINES.values()}
         return _native.Compiled(
@@ -246,7 +246,7 @@ class Native:
 
 
 class Kernel(Native):
-    """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
+    """The kernel of a row; ``words`` are its parameters, named and typed, in the order of the row's words."""
 
     def __init__(self, fn: Callable, name: str = "", words: Words | None = None, own: bool = False):
         super().__init__(fn, name, own)
@@ -254,7 +254,7 @@ class Kernel(Native):
         self.instances: dict[str, Kernel] = {}
 
     def of(self, name: str, words: Words) -> Kernel:
-        """An instance of it, of another name and other types of its words."""
+        """An instance with another name and other types of its words."""
         out = copy(self)
         out.name, out.words, out.instances = name, words, {}
         return out
@@ -264,7 +264,7 @@ class Kernel(Native):
 
 
 class Routine(Native):
-    """A native function that kernels call by symbol, so that its code is compiled once, not per kernel."""
+    """A native function that kernels call by symbol: its code is compiled once, not once per kernel."""
 
     def __init__(self, fn: Callable, kinds: str):
         super().__init__(fn)
@@ -275,7 +275,7 @@ class Routine(Native):
 
 
 def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | None = None) -> _native.Compiled:
-    """A kernel or routine, by its symbol, from the first of the places that has it."""
+    """Compile a kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
     for modules in places:
         if name in ROUTINES or name in KERNELS:
@@ -289,13 +289,13 @@ ROUTINES: dict[str, Routine] = {}
 
 
 def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of its name."""
+    """Register the kernel of the row of the same name."""
     KERNELS[fn.__name__] = Kernel(fn)
     return fn
 
 
 def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
-    """Register a kernel of another name, whose words may have others than its parameters'; ``own`` : of a user's formula."""
+    """Register a kernel by another name; its words may differ from its parameters.  ``own`` : it comes from a user's formula."""
 
     def register(fn: Callable) -> Callable:
         KERNELS[name] = Kernel(fn, name, words, own)
@@ -305,9 +305,9 @@ def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
 
 
 def routine(signature: str) -> Any:
-    """Register a native routine; returns what kernels call.
+    """Register a native routine; returns the function that kernels call.
 
-    ``signature`` has a letter an argument: ``p`` a pointer to heap elements, ``t`` one to int64, ``i`` an int64.
+    ``signature`` has one letter per argument: ``p`` a pointer to heap elements, ``t`` one to int64, ``i`` an int64.
     """
 
     def register(fn: Callable) -> Any:
@@ -330,14 +330,14 @@ def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
     return signature, codegen
 
 
-# A device may replace routines by its own of the same arguments: {device: {routine: routine}}.
+# A device may replace routines with its own, of the same arguments: {device: {routine: routine}}.
 DEVICES: dict[str, dict[str, str]] = {"cpu": {}}
 _device = "cpu"
 
 
 @contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Compile with the routines of a device; compiled code of different devices is cached apart."""
+    """Compile with a device's routines; the cache keeps the code of different devices apart."""
     global _device
     saved, _device = _device, device
     try:
@@ -364,14 +364,14 @@ def compile_object(
     words: Words | None = None,
     target: Target | None = None,
 ) -> tuple[bytes, list[str]]:
-    """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else; and what this calls.
+    """Compile ``fn`` to an object file that exports only the C function ``symbol``; also returns the functions that this calls.
 
-    words : of a kernel, which takes ``me`` and them; the C function is that of a row.
-    target : the host, if none is given.
+    words : of a kernel, which takes ``me`` and them; the C function then has the signature of a row.
+    target : the host if omitted.
 
-    Numba's own body takes two more arguments (result, exception) and is called by its C wrapper; here it is
-    inlined into ours: through a wrapper, arguments on the stack are copied by vectors, which must wait for the
-    caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
+    Numba's body takes two more arguments (result, exception), and its C wrapper calls it.  Here the body is inlined into our
+    function instead.  The wrapper copies stack arguments with vector loads, which wait for the caller's narrower stores
+    (5 ns per call, as much as a product 1x3x16 on Zen 5).
     """
     target = target or host()
     with global_compiler_lock, on_target(target):
@@ -393,7 +393,7 @@ def compile_object(
         for other in dict.fromkeys(library._linking_libraries):
             module.link_in(other._get_module_for_linking(), preserve=True)
         module.link_in(llvm.parse_assembly(_entry(context, signature, body, symbol, words)))
-        if any(f.is_declaration and f.name.startswith("NRT_") for f in module.functions):  # a user's own
+        if any(f.is_declaration and f.name.startswith("NRT_") for f in module.functions):  # a user's kernel
             module.link_in(rtsys.library._get_module_for_linking(), preserve=True)
         calls = []
         for value in (*module.functions, *module.global_variables):

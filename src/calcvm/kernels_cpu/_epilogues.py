@@ -1,4 +1,4 @@
-"""What rows do to a block of their result that is still in cache: `calcvm.ops.epilogues`."""
+"""Epilogues: work on a block of a row's result while it is still in cache (`calcvm.ops.epilogues`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from calcvm.kernels_cpu._math import elementwise
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU, RELU6, SILU, HARD_SWISH = range(len(ACTIVATIONS))
 BLOCK = 4096  # elements
-NORMALIZED, SHIFTED, ADDED, SLOPE = 1 << 8, 1 << 9, 1 << 10, 1 << 11  # beside an activation: what else is done
+NORMALIZED, SHIFTED, ADDED, SLOPE = 1 << 8, 1 << 9, 1 << 10, 1 << 11  # flags beside an activation: further work
 
 
 def _act(name: str, slope: bool = True) -> tuple[Any, Any]:
-    """Loops of an activation, y = act(x), and of its derivative by its output: d = d * act'(.)."""
+    """The loops of an activation, y = act(x), and of its derivative from its output: d = d * act'(.)."""
     op = ELEMENTWISE[name]
     params = "f" * len(op.params)
     backward = elementwise(op.backward["x"].variant(), "vv", params) if slope else None
@@ -63,7 +63,7 @@ def activate(n, y, act, alpha_bits):
 
 @routine("ippii")
 def scale_by_derivative(n, d, y, act, alpha_bits):
-    """d *= act'(.), the derivative taken from the activation's output y."""
+    """d *= act'(.), the derivative computed from the activation's output y."""
     alpha = f64_of_bits(alpha_bits)
     if act == SIGMOID:
         dsigmoid(n, d, y, d)
@@ -79,8 +79,8 @@ def scale_by_derivative(n, d, y, act, alpha_bits):
         drelu6(n, d, y, d)
 
 
-# ---------------------------------------------------------------- all of them
-# What a row does is a tuple: (what, alpha's bits, mean, factor, offset, of columns, other, ya, of all elements).
+# ---------------------------------------------------------------- all epilogues
+# A row's epilogue is a tuple: (what, alpha's bits, then per column mean, factor, offset, then per element other, ya).
 @njit(inline=True)
 def forward_of(me, act, alpha, mean, factor, offset, other):
     what = act + (NORMALIZED if given(me, factor) else 0) + (SHIFTED if given(me, offset) else 0)
@@ -95,26 +95,26 @@ def backward_of(me, act, alpha, other, ya):
 
 @njit(inline=True)
 def after(me, act, alpha, other):
-    """What a row that has normalized does then."""
+    """The epilogue of a row that normalizes."""
     return act + (ADDED if given(me, other) else 0), bits_of(alpha), other, other, other, other, other
 
 
 @njit(inline=True)
 def block_of(n, rows, todo):
-    """Rows of n columns that stay in cache until all is done; all of them, where nothing is."""
+    """How many rows of n columns stay in cache until the epilogue is done; all rows if there is none."""
     return max(BLOCK // max(n, 1), 1) if todo[0] != NONE else max(rows, 1)
 
 
 @njit(inline=True)
 def from_column(j, todo):
-    """The same of the columns from j on."""
+    """The epilogue of the columns from j on."""
     what, alpha_bits, mean, factor, offset, other, ya = todo
     return what, alpha_bits, at(mean, j), at(factor, j), at(offset, j), at(other, j), at(ya, j)
 
 
 @njit(inline=True)
 def finish(m, n, stride, y, at_y, todo):
-    """Of the rows of a block, m of n columns that are ``stride`` apart, the first the element ``at_y`` of the result."""
+    """The epilogue of a block: m rows of n columns, ``stride`` apart, which begin at element ``at_y`` of the result."""
     what, alpha_bits, mean, factor, offset, other, ya = todo
     if what != NONE:
         complete(m, n, stride, at(y, at_y), what, alpha_bits, mean, factor, offset, at(other, at_y), at(ya, at_y))
@@ -122,7 +122,7 @@ def finish(m, n, stride, y, at_y, todo):
 
 @routine("iiipiippppp")
 def complete(m, n, stride, y, what, alpha_bits, mean, factor, offset, other, ya):
-    """y = act((y - mean)*factor + offset + other), or (y + other)*act'(.): what of it ``what`` says."""
+    """y = act((y - mean)*factor + offset + other), or (y + other)*act'(.); the flags in ``what`` select the parts."""
     if what & NORMALIZED:
         _normalise(n, m, stride, y, y, mean, factor, offset, what & SHIFTED)
     if stride == n:

@@ -1,4 +1,4 @@
-"""Reductions of equations in LLVM IR: what an accumulator is, and how it takes a value, meets another, and becomes one of its lanes."""
+"""Reductions of equations in LLVM IR: an accumulator takes values, joins another, and reduces its lanes to one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calcvm.kernels_cpu._values import CONDITION, INTEGER, NUMBER, Value, Values
 from calcvm.kernels_cpu._whole import Cond, Whole
 
 MOST = 2**63 - 1
-Accumulator = list[Any]  # values of LLVM: what is combined, and of argmax and argmin where it is
+Accumulator = list[Any]  # LLVM values: the combined value, and for argmax and argmin its place
 
 
 class Fold:
@@ -33,7 +33,7 @@ class Fold:
 
     @property
     def neutral(self) -> Accumulator:
-        """What combined with any is that."""
+        """The neutral element."""
         if self.kind == CONDITION:
             return [self.constant(I1, int(self.how == "all"))]
         whole = self.kind == INTEGER
@@ -44,7 +44,7 @@ class Fold:
         return [self.constant(element, of[self.how]), *([self.constant(I64, MOST)] if self.places else [])]
 
     def lifted(self, x: Value, place: Whole | None, live: Cond) -> Accumulator:
-        """A value as an accumulator, neutral in lanes that there are not."""
+        """A value as an accumulator; dead lanes are neutral."""
         w = self.w
         if isinstance(x, Cond):
             out = [w.mask(x) if self.wide else w.bit(x)]
@@ -60,26 +60,26 @@ class Fold:
         return out
 
     def with_term(self, acc: Accumulator, x: Value, place: Whole | None, live: Cond) -> Accumulator:
-        """An accumulator with a value that stands behind all in it; a product is added in one rounding."""
+        """An accumulator with a further value, which comes after all others; a product is added in one rounding."""
         if not (self.exact and isinstance(x, Product)):
             return self.taken(acc, self.lifted(x, place, live))
         new = added(self.values.wide(x) if self.wide else x, V(self.b, acc[0])).v
         return [self.b.select(live.v, new, acc[0]) if live.wide else new]
 
     def taken(self, acc: Accumulator, term: Accumulator) -> Accumulator:
-        """An accumulator with a term that stands behind all in it."""
+        """An accumulator with a further term, which comes after all others."""
         if not self.places:
             return self.both(acc, term)
         b, (x, i), (y, j) = self.b, acc, term
         op = ">" if self.how == "argmax" else "<"
         if self.kind == INTEGER:
             takes = b.icmp_signed(op, y, x)
-        else:  # NaN is taken once
+        else:  # the first NaN is kept
             takes = b.and_(b.fcmp_unordered(op, y, x), b.fcmp_ordered("ord", x, x))
         return [b.select(takes, y, x), b.select(takes, j, i)]
 
     def both(self, one: Accumulator, other: Accumulator) -> Accumulator:
-        """Two accumulators as one."""
+        """Two accumulators joined."""
         b = self.b
         x, y = (V(b, acc[0]) for acc in (one, other))
         if self.kind == CONDITION:
@@ -94,7 +94,7 @@ class Fold:
         return [(F.maximum if self.how == "max" else F.minimum)(x, y).v]
 
     def earlier(self, one: Accumulator, other: Accumulator) -> Accumulator:
-        """The largest of two, and of equals the first; NaN is larger than all."""
+        """The larger of two (for argmin the smaller); of equals the first.  NaN beats every number."""
         b = self.b
         (x, i), (y, j) = one, other
         op = ">" if self.how == "argmax" else "<"
@@ -108,7 +108,7 @@ class Fold:
         return [b.select(takes, y, x), b.select(takes, j, i)]
 
     def together(self, accumulators: list[Accumulator]) -> Accumulator:
-        """Several as one, by a tree."""
+        """Several accumulators joined by a tree."""
         found = accumulators
         while len(found) > 1:
             pairs = [self.both(*pair) for pair in zip(found[::2], found[1::2])]
@@ -116,7 +116,7 @@ class Fold:
         return found[0]
 
     def across(self, acc: Accumulator) -> Accumulator:
-        """The lanes of one as one, by a tree."""
+        """The lanes of an accumulator joined by a tree."""
         b, n = self.b, self.e.lanes
         while n > 1:
             n //= 2
@@ -128,11 +128,11 @@ class Fold:
         return [b.extract_element(v, I32(0)) for v in acc]
 
     def extreme(self, acc: Accumulator) -> Value:
-        """Of argmax and argmin, what is there."""
+        """For argmax and argmin, the value at the place."""
         return self.whole(acc[0]) if self.kind == INTEGER else V(self.b, acc[0])
 
     def value(self, acc: Accumulator) -> Value:
-        """What was reduced."""
+        """The result of the reduction."""
         if self.places:
             place = acc[1]
             none = (

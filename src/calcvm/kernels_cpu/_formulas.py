@@ -1,9 +1,9 @@
 """Elementary functions as straight-line LLVM IR, written once for scalars and vectors of both dtypes.
 
-A formula (`calcvm.formulas`) takes and returns `V`, a value under construction: the CPU's numbers.  `_math` makes scalar functions and
-elementwise loops of formulas.  No formula branches or calls libm, so each costs the same for every input
-and vectorises.  The stated bounds are tested in tests/test_math.py; where a formula says "flushes", a
-result below the smallest normal number is zero.
+A formula (`calcvm.formulas`) takes and returns `V`, a value under construction; that is how the CPU represents numbers.  `_math`
+makes scalar functions and elementwise loops of formulas.  No formula branches or calls libm, so each costs the same for every
+input and vectorises.  tests/test_math.py tests the stated bounds.  A formula that "flushes" gives zero if the result is below the
+smallest normal number.
 
 Sources: range reductions as in fdlibm (exp, log, log1p, tanh); the erf of large arguments as
 1 - exp(-q(x)) after N. Juffa; polynomial coefficients other than fdlibm's are weighted minimax fits.
@@ -26,7 +26,7 @@ FLAGS = tuple(sorted(FAST))
 
 
 class V(Number):
-    """A float (or a vector of floats, or of integers of their width) in LLVM IR, with Python's operators."""
+    """A float, or a vector of floats or of integers of the same width, in LLVM IR, with Python's operators."""
 
     __slots__ = ("b", "v")
 
@@ -46,7 +46,7 @@ class V(Number):
         return self.element in (ir.DoubleType(), I64)
 
     def over(self, element: Any) -> Any:
-        """The type with this shape and another element."""
+        """The type of this shape with another element type."""
         return ir.VectorType(element, self.lanes) if self.lanes else element
 
     def const(self, c: Any) -> V:
@@ -132,14 +132,14 @@ class V(Number):
         return V(self.b, self.b.fcmp_unordered("uno", self.v, self.v))
 
     def where(self, condition: Any, other: Any) -> V:
-        """This value where the condition (a comparison's result) holds, else ``other``."""
+        """This value if the condition (a comparison's result) holds, else ``other``."""
         x, y = self._whole(condition.v), self.const(other)._whole(condition.v)
         return V(self.b, self.b.select(condition.v, x, y))
 
     def _whole(self, condition: Any) -> Any:
-        """The value, of numbers loaded whole, and not by the mask of the choice, for which they would wait.
+        """The value, from memory loaded whole: a load masked by the condition would have to wait for it.
 
-        relu's gradient of 16.8 million takes 3.3 ms on Zen 5, and 4.4.  What the condition compares is there by then.
+        relu's gradient of 16.8 million elements takes 3.3 ms on Zen 5 instead of 4.4.
         """
         loaded = {o for o in (self.v, *getattr(self.v, "operands", ())) if isinstance(o, ir.LoadInstr)}
         floats = isinstance(self.v.type, ir.VectorType) and not isinstance(self.v.type.element, ir.IntType)
@@ -175,11 +175,11 @@ class V(Number):
         return V(self.b, self.b.fpext(self.v, self.over(ir.DoubleType())))
 
     def rounded(self, like: V) -> V:
-        """A float64 value in the type of ``like``."""
+        """A float64 value converted to the type of ``like``."""
         return self if like.is_f64 else V(self.b, self.b.fptrunc(self.v, like.v.type))
 
     def call(self, name: str, *others: Any) -> V:
-        """An LLVM intrinsic over values of this type."""
+        """An LLVM intrinsic on values of this type."""
         t = self.v.type
         tag = (f"v{self.lanes}" if self.lanes else "") + ("f64" if self.is_f64 else "f32")
         fn = cgutils.get_or_insert_function(
@@ -189,7 +189,7 @@ class V(Number):
 
 
 class Root(V):
-    """A square root of a formula.  LLVM would estimate a quotient by it, and make NaN of 1/sqrt(0), if it saw that it is one."""
+    """A square root.  If LLVM recognized it, it would estimate a quotient by it, and make 1/sqrt(0) NaN."""
 
     __slots__ = ()
 
@@ -199,7 +199,7 @@ def _divisor(x: Any) -> Any:
 
 
 def fma(x: V, y: Any, z: Any) -> V:
-    """x*y + z: one rounding where the target has FMA, two where it has not; never a library call."""
+    """x*y + z: one rounding if the target has FMA, two otherwise; never a library call."""
     return x.fma(y, z)
 
 
@@ -217,18 +217,18 @@ def clamp(x: V, lo: float, hi: float) -> V:
 
 
 def maximum(x: V, y: Any) -> V:
-    """The larger; NaN if either is."""
+    """The larger of two; NaN if either is."""
     y = x.const(y)
     larger = x.where(x > y, y)
     return x.where(x.is_nan(), larger)
 
 
 def minimum(x: V, y: Any) -> V:
-    """The smaller; NaN if either is."""
+    """The smaller of two; NaN if either is."""
     return -maximum(-x, -x.const(y))
 
 
-# ---------------------------------------------------------------- exp and what is built on it
+# ---------------------------------------------------------------- exp and functions built on it
 # e**r = 1 + r + r*r*Q(r) on |r| <= 0.3476
 _Q32 = (0.4999999332, 0.1666651882, 0.0416684105, 0.008368932375, 0.001381405224)
 _Q64 = (
@@ -242,7 +242,7 @@ _LN2_LO = (-2.12194440054690583e-4, 1.90821492927058770002e-10)
 
 def _reduce(x: V) -> tuple[V, V]:
     """(k, r): x = k*ln2 + r with |r| <= ln2/2 and k an integer; |x| below 1100 or NaN."""
-    magic = x.pick(1.5 * 2**23, 1.5 * 2**52)  # its addition rounds to an integer kept in the low bits
+    magic = x.pick(1.5 * 2**23, 1.5 * 2**52)  # adding it rounds to an integer, kept in the low bits
     t = fma(x, 1.4426950408889634, magic)
     n = t - magic
     r = fma(n, -x.pick(*_LN2_HI), x)
@@ -263,24 +263,24 @@ def exp(x: V) -> V:
     """e**x: <= 1 ulp; overflows to inf, underflows gradually, NaN stays."""
     k, r = _reduce(clamp(x, x.pick(-105.0, -760.0), x.pick(90.0, 711.0)))
     p = fma(r * r, poly(r, _Q32, _Q64), r) + 1
-    half = k >> 1  # two factors: k itself may exceed the exponents
+    half = k >> 1  # two factors, because k may exceed the exponent's range
     return p * _power_of_two(half) * _power_of_two(k - half)
 
 
 def _exp_normal(x: V) -> V:
-    """e**x where neither it nor its factors leave the normal numbers; NaN stays."""
+    """e**x if the result and its factors are normal numbers; NaN stays."""
     k, r = _reduce(x)
     return (fma(r * r, poly(r, _Q32, _Q64), r) + 1) * _power_of_two(k)
 
 
 def expm1(x: V) -> V:
-    """e**x - 1 without cancellation: <= 2 ulp; x itself where it is tiny, -0 too."""
+    """e**x - 1 without cancellation: <= 2 ulp; x itself if it is tiny, -0 too."""
     return x.where(fabs(x) < x.pick(2.0**-25, 2.0**-54), _expm1(x))
 
 
 def _expm1(x: V) -> V:
-    """The same, but for the sign of 0 and the last bit of denormals."""
-    y = clamp(x, x.pick(-20.0, -40.0), x.pick(88.8, 709.9))  # where the result overflows; k - 1 does not
+    """The same, except for the sign of 0 and the last bit of denormals."""
+    y = clamp(x, x.pick(-20.0, -40.0), x.pick(88.8, 709.9))  # the result overflows there; k - 1 does not
     k, r = _reduce(y)
     p = fma(r * r, poly(r, _Q32, _Q64), r)
     s = _power_of_two(k - 1)
@@ -300,7 +300,7 @@ def logistic(x: V) -> V:
     return 1 / (_exp_normal(clamp(-x, x.pick(-87.0, -708.0), x.pick(89.0, 709.9))) + 1)
 
 
-# ---------------------------------------------------------------- log and what is built on it
+# ---------------------------------------------------------------- log and functions built on it
 _L32 = (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841)
 _L64 = (
     6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
@@ -317,7 +317,7 @@ def _split(x: V) -> tuple[V, V]:
 
 
 def _to_float(k: V, like: V) -> V:
-    """A small integer as a float; by bits, for machines without a vector conversion of 64 bits."""
+    """A small integer as a float, by its bits, for machines that cannot convert vectors of 64-bit integers."""
     magic = like.pick(1.5 * 2**23, 1.5 * 2**52)
     return (k + magic_bits(like, magic)).as_float() - magic
 
@@ -340,7 +340,7 @@ def log(x: V) -> V:
     n = _to_float(k, x)
     n = (n - x.pick(25.0, 54.0)).where(tiny, n)
     y = _log_1_plus(m - 1, n, None)
-    y = y.where(x < float("inf"), x)  # inf and NaN as they are
+    y = y.where(x < float("inf"), x)  # inf and NaN stay
     y = x.const(float("nan")).where(x < 0, y)
     return x.const(float("-inf")).where(x.equals(0), y)
 
@@ -351,7 +351,7 @@ def log1p(x: V) -> V:
     k, m = _split(u)
     n = _to_float(k, x)
     small = k.equals(0)
-    c = (x - (u - 1)).where(u < 2, 1 - (u - x)) / u  # what the rounding of 1 + x lost
+    c = (x - (u - 1)).where(u < 2, 1 - (u - x)) / u  # the rounding error of 1 + x
     y = _log_1_plus(x.where(small, m - 1), n, x.const(0.0).where(small, c))
     y = y.call("copysign", x).where(x < float("inf"), x)
     y = x.const(float("nan")).where(x < -1, y)
@@ -359,17 +359,17 @@ def log1p(x: V) -> V:
 
 
 # ---------------------------------------------------------------- powers
-# (3/2) * (log((1 + s) / (1 - s)) - 2*s - 2/3*s**3) / s**5 by z = s*s on z <= 0.0295
+# a polynomial in z = s*s on z <= 0.0295 for (3/2) * (log((1 + s) / (1 - s)) - 2*s - 2/3*s**3) / s**5
 _L_POW = (
     0.59999999999999999725, 0.42857142857144052747, 0.33333333332481750932, 0.27272727503560079372, 0.23076892393476165226,
     0.20002209775958249908, 0.17559281279968190792, 0.17585533535473841002,
 )  # fmt: skip
-_LN2 = (0.6931471526622772, 2.7897668087737545e-08)  # ln 2 as a number of 25 bits and the rest; below 2/(3*ln 2)
+_LN2 = (0.6931471526622772, 2.7897668087737545e-08)  # ln 2 as a 25-bit number and the rest; below it 2/(3*ln 2)
 _LOG2_E_BY_3 = (0.9617966711521149, 2.2773860736742555e-08)
 
 
 def _log2(x: V) -> tuple[V, V]:
-    """log2(x) as the sum of two, the first of 26 bits, right to 2**-65, for positive finite float64 x."""
+    """log2(x) as a sum of two numbers, the first of 26 bits, exact to 2**-65, for positive finite float64 x."""
     tiny = x < 2.0**-1022
     k, m = _split((x * 2.0**54).where(tiny, x))
     n = _to_float(k, x)
@@ -436,11 +436,11 @@ def erf(x: V) -> V:
     y = fabs(x)
     near = y * poly(y * y, _S32, _S64)  # |x| < 1: odd polynomial
     t = y.const(y.pick(4.0, 6.0)).where(y > y.pick(4.0, 6.0), y) - 2
-    far = 1 - _exp_normal(-poly(t, _B32, _B64))  # of [-39, 0]
+    far = 1 - _exp_normal(-poly(t, _B32, _B64))  # the exponent is in [-39, 0]
     return near.where(y < 1, far).call("copysign", x)
 
 
-# normal_cdf(-t) = e**(-t*t/2) * P(1 / (1 + 0.3*t)) for t >= 0: a minimax fit of relative error 6e-8 for float32
+# normal_cdf(-t) = e**(-t*t/2) * P(1 / (1 + 0.3*t)) for t >= 0; P is a minimax fit, relative error 6e-8 for float32
 _N32 = (
     7.16885552e-06, 0.119487688, 0.12192034, 0.0946835354, 0.142535493, -0.076506421, 0.228660032, -0.169166088,
     0.0383782834,
@@ -448,7 +448,7 @@ _N32 = (
 
 
 def normal_cdf(x: V) -> V:
-    """float32: a relative error of 5 eps above -2, of (2 + x*x/4) eps below; float64: absolute, of 2 eps."""
+    """Error in float32: relative, 5 eps above -2 and (2 + x*x/4) eps below; in float64: absolute, 2 eps."""
     if x.is_f64:
         return FUNCTIONS["normal_cdf"].value(x)
     below = exp(-0.5 * x * x) * poly(1 / fma(fabs(x), 0.3, 1.0), _N32, _N32)

@@ -1,39 +1,42 @@
 """General matrix multiply, C = init + A B, blocked for the caches around the micro-kernels of ``_simd``.
 
-Tiles.  C is computed in tiles held in registers, a panel of columns at a time: WIDE panels of 6 rows x 4
-vectors (24 accumulators, 4 vectors of B and a broadcast of A fill the 32 registers of AVX-512 and NEON;
-6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2 (8 x 1 without AVX-512), and a TAIL of 8 x 1 with dead
-lanes.  Leftover rows take lower tiles; whole tiles have code of their own, which knows how its rows lie.  With
-AVX-512 a masked load costs nothing, so panels may end in dead lanes and 60 columns are one WIDE panel;
-elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 268-274 GFLOP/s for K from 64
-to 784, the FMA peak; 12 x 1 at 215, 24 x 1 at 140, their rows each by a pointer of its own.  A TAIL of A by columns has 16 rows off one pointer: 139 against 120 GFLOP/s at 32x10x64.
-A panel of two vectors that is left at most half a last one has a half in its place, of which AVX-512 on Zen 4, whose
-units are 256 bits wide, does two at once: 784x24x96 102 against 85 GFLOP/s, 640x50x500 97 against 92 (one Zen 4 core).
-Up to THIN columns left by the vectors are computed in vectors of C's rows instead, from A by columns, which is
-copied so where it is by rows: 32x3x16 69 against 28 GFLOP/s, 31x33x37 200 against 145.
+Tiles.  C is computed in tiles held in registers, one panel of columns at a time.  WIDE panels have tiles of 6 rows x 4
+vectors: 24 accumulators, 4 vectors of B and a broadcast of A fill the 32 registers of AVX-512 and NEON (6 x 2 on the
+16 registers of AVX2 and SSE).  MID panels have 8 x 2 (8 x 1 without AVX-512), and a TAIL has 8 x 1 with dead lanes.
+Leftover rows take lower tiles.  Whole tiles have separate code, which knows how their rows lie.  With AVX-512 a masked
+load costs nothing, so panels may end in dead lanes, and 60 columns are one WIDE panel; elsewhere only the TAIL is
+masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 268-274 GFLOP/s for K from 64 to 784, the FMA peak; 12 x 1 runs
+at 215 and 24 x 1 at 140, with one pointer per row.  A TAIL of a column-major A has 16 rows off one pointer: 139 instead
+of 120 GFLOP/s at 32x10x64.
 
-Blocks.  K in blocks of at most KC rows of B: a WIDE panel (128 KB) stays in L2, and the sum of a block is
-added to what C holds.  KC = 256 with NC = 512 doubles the traffic of C: 2 to 6 % slower, 512^3 to 4096^3.
-ROWS rows of A meet all of a block's columns while they are in L2 (24, 48 and 96 rows: no difference).
+If at most half of the last vector is left, a panel of two vectors ends in a half vector.  Zen 4 computes two of these at
+once, since its AVX-512 units are 256 bits wide: 784x24x96 at 102 instead of 85 GFLOP/s, 640x50x500 at 97 instead of 92
+(one core).  Up to THIN columns that the vectors leave are computed in vectors of C's rows, from a column-major A; a
+row-major A is copied to be so: 32x3x16 at 69 instead of 28 GFLOP/s, 31x33x37 at 200 instead of 145.
 
-Packing.  B into ``ws``, a block of KC x NC, where it is given by columns (vectors x vectors of elements transposed
-in registers, also where K is shorter than a vector: 32x64x10 A B^T 91 against 54 GFLOP/s element by element, at a peak of
-117 on a Zen 4 core), or has rows so long that a panel meets a new page every row and rows enough of A to pay for the
-copy: 32x4096x1024 130 against 98 GFLOP/s, 1000^3 234 against 213, but 24x1024x1024 168 against 215 and
-24x128x784 190 against 264.  A is read by broadcast, at any stride; but where it is by columns far
-apart that several panels meet, ROWS x KC elements are copied to the stack (ROWS * KC: 96 KB in float32), while
-the next block is prefetched: 1000^3 238 against 199 GFLOP/s.  At strides of a power of two the prefetched lines
-push each other out of L2 (2048^3 220).  A by columns with little reuse is prefetched in place: 784x64x10000
-242 against 206 GFLOP/s.
+Blocks.  K is split into blocks of at most KC rows of B, so that a WIDE panel (128 KB) stays in L2; each block's sum is
+added to C.  KC = 256 with NC = 512 doubles the traffic of C and is 2 to 6 % slower, from 512^3 to 4096^3.
+ROWS rows of A meet all columns of a block while they are in L2 (24, 48 and 96 rows make no difference).
 
-Few rows.  Up to FEW rows of A have too little reuse of a B that is larger than the caches, whose rows a panel meets in
-leaps: B is read eight whole rows at a time instead, as ``gemv`` does, and added to sums of a block that lie in ``ws``:
-2x4096x25088 19 against 41 ms, 8x4096x4096 4.5 against 10; not where B is in the caches, 4x4096x512 230 against 166 us
-(one Zen 4 core).
+Packing.  B is copied into ``ws``, a block of KC x NC, in two cases.  If B is column-major, squares of vectors are
+transposed in registers, even if K is shorter than a vector: 32x64x10 A B^T runs at 91 GFLOP/s, element by element at 54
+(one Zen 4 core, whose peak is 117).  If B's rows are so long that a panel meets a new page in every row, the copy pays
+once A has enough rows: 32x4096x1024 at 130 instead of 98 GFLOP/s and 1000^3 at 234 instead of 213, but 24x1024x1024 at
+168 instead of 215 and 24x128x784 at 190 instead of 264.
 
-Determinism.  Each element is one chain over k within a K block, in order, and block sums are added in
-order, up to LONG rows of B, and then the sums of as many: in every tile the same, so the bits do not depend on how rows
-are shared among workers, nor on M.
+A is read by broadcast, at any stride.  If A is column-major with columns far apart, and several panels read it,
+ROWS x KC elements are copied to the stack (96 KB in float32) and the next block is prefetched: 1000^3 at 238 instead of
+199 GFLOP/s.  At strides of a power of two the prefetched lines evict each other from L2 (2048^3 at 220).  A column-major
+A with little reuse is prefetched in place: 784x64x10000 at 242 instead of 206 GFLOP/s.
+
+Few rows.  Up to FEW rows of A reuse B too little if B exceeds the caches, because a panel jumps from row to row of B.
+Instead B is read eight whole rows at a time, as in ``gemv``, and added to a block's sums in ``ws``: 2x4096x25088 takes
+19 instead of 41 ms, 8x4096x4096 4.5 instead of 10.  This does not pay if B is in cache: 4x4096x512 takes 230 instead of
+166 us (one Zen 4 core).
+
+Determinism.  Each element is one chain over k within a K block, in order.  The block sums are added in order, up to LONG
+rows of B; then the sums of LONG rows each are added.  The order is the same in every tile, so the bits depend neither on
+how rows are shared among workers nor on M.
 """
 
 from __future__ import annotations
@@ -46,15 +49,13 @@ from calcvm.kernels_cpu._target import Target
 
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
-LONG = (
-    128 * KC
-)  # rows of B that are summed block by block; those of more are summed by themselves, in PART elements of C
+LONG = 128 * KC  # rows of B summed block by block; longer sums run in parts of LONG rows, PART elements of C at a time
 PART = 1 << 16
 ROWS = 48  # rows of A in a block: a multiple of every tile's rows
-PACK_ROWS, PACK_COLUMNS = 32, 512  # B given by rows is packed from this size on
-FAR = 1 << 15  # elements that A by columns spans from which it is copied
-THIN = 4  # columns left for which vectors hold rows of C
-FEW, LARGE = 8, 3 << 20  # rows of A, elements of B, for which B is read by whole rows
+PACK_ROWS, PACK_COLUMNS = 32, 512  # from this size on a row-major B is packed
+FAR = 1 << 15  # a column-major A that spans this many elements is copied
+THIN = 4  # up to this many leftover columns, vectors hold rows of C
+FEW, LARGE = 8, 3 << 20  # B is read by whole rows for at most FEW rows of A and at least LARGE elements of B
 AHEAD = 32  # columns of A between the prefetch of A and its use
 
 
@@ -89,7 +90,7 @@ transposed = transpose()
 
 @njit(inline=True)
 def ends_half(size):
-    """The most elements that a half vector at the end takes; none without one."""
+    """The most elements for which a half vector ends a panel; -1 if there are none."""
     return size // 2 if free_masks() else -1
 
 
@@ -106,7 +107,7 @@ def panel_vectors(left, size):
 
 @njit(inline=True)
 def pack(n, k, b, brs, bcs, ws):
-    """Pack B[k, n] into panels of k rows, each panel as wide as its tile."""
+    """Pack B[k, n] into panels of k rows, each as wide as its tile."""
     size = lanes(b)
     j = 0
     while j < n:
@@ -177,7 +178,7 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
 
 @njit(inline=True)
 def by_rows(M, N, K, a, ars, acs, b, brs, c, crs, init, irs, mode, ws):
-    """C = init + A @ B with ``block``'s bits, by whole rows of B.  ``ws`` has M elements for each lane of N's vectors."""
+    """C = init + A @ B by whole rows of B, with the bits of ``block``.  ``ws`` has M elements per lane of N's vectors."""
     size = lanes(b)
     few_rows(M, N, K, a, ars, acs, b, brs, ws)
     for j in range(0, N, size):
@@ -191,7 +192,7 @@ def by_rows(M, N, K, a, ars, acs, b, brs, c, crs, init, irs, mode, ws):
 
 @njit
 def blocks_of(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
-    """`gemm` of up to LONG summands: block by block of K."""
+    """`gemm` of up to LONG summands, in blocks of K."""
     kc = K
     if K > KC:  # blocks of equal size
         blocks = (K + KC - 1) // KC
@@ -226,9 +227,9 @@ def blocks_of(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mod
 def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
     """C[i,j] = INIT + sum_k A[i*a_rs + k*a_cs] * B[k*b_rs + j*b_cs]; C's rows are ``c_rs`` apart.
 
-    INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias with init_rs = 0, or C itself to
-    accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws`` has ``wn`` elements: any
-    number where ``b_cs`` is 1, else 16 * min(K, KC) at least.  C may be init, and overlaps nothing else.
+    INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias if init_rs = 0, or C itself to accumulate.
+    ``b_cs`` or ``b_rs`` should be 1; other strides are correct but slow.  ``ws`` has ``wn`` elements: any number if
+    ``b_cs`` is 1, else at least 16 * min(K, KC).  C may be init, and overlaps nothing else.
     """
     if M <= 0 or N <= 0:
         return

@@ -1,12 +1,12 @@
-"""Vector times matrix: y = init + x B, where GEMM's tiles would hold one row.
+"""Vector times matrix: y = init + x B, in place of GEMM tiles with a single row.
 
-One row of A has no reuse of B, so speed is the rate at which B is read, which takes eight independent
-loads in flight: sums run in several chains, whose fixed order differs from ``gemm``'s.
+One row of A reuses nothing of B, so the speed is the rate at which B is read.  Reading at full rate takes eight
+independent loads in flight, so sums run in several chains, whose fixed order differs from ``gemm``'s.
 
-* B by columns (``b_rs == 1``): a dot product a column, eight columns at once (``dots``).
-* B by rows, few columns: four vectors of columns in two chains over k, or one in eight (``column_sums``).
-* B by rows, many columns: eight rows at a time added to y, so that B is read in eight sequential
-  streams (1x1024x1024 in 38 us; GEMM's tiles, which meet a new page every row, took 94).  GEMM of a few
+* Column-major B (``b_rs == 1``): a dot product per column, eight columns at once (``dots``).
+* Row-major B, few columns: four vectors of columns in two chains over k, or one vector in eight (``column_sums``).
+* Row-major B, many columns: eight rows at a time are added to y, so that B is read in eight sequential
+  streams.  1x1024x1024 takes 38 us; GEMM's tiles, which meet a new page in every row, took 94.  GEMM of a few
   rows does the same (``few_rows``).
 """
 
@@ -60,7 +60,7 @@ def _dots() -> Any:
         v = [b.load(p) for p in acc]
         even, odd = ([*range(s, 2 * e.lanes, 2)] for s in (0, 1))
         folds = e.lanes.bit_length() - 1
-        for _ in range(folds):  # neighbours added: lanes / 2^folds of each column are left, in column order
+        for _ in range(folds):  # adds neighbours: lanes / 2^folds of each column are left, in column order
             pairs = list(zip(v[::2], v[1::2])) if len(v) > 1 else [(v[0], v[0])]
             v = [
                 b.fadd(b.shuffle_vector(p, q, e.indices(even)), b.shuffle_vector(p, q, e.indices(odd)))
@@ -119,7 +119,7 @@ def _column_sums(nv: int) -> Any:
 
 
 def _whole_rows(e: Any, n: Any, k: Any, b_ptr: Any, rs: Any, begin: Callable) -> None:
-    """Read B[:k, :n] eight whole rows at a time, then one: ``begin(at_k, rows)`` makes ``visit(j, mask, vectors)``."""
+    """Read B[:k, :n] eight whole rows at a time, then row by row; ``begin(at_k, rows)`` returns ``visit(j, mask, vectors)``."""
     b = e.b
 
     def read(at_k: Any, rows: int) -> None:
@@ -162,7 +162,7 @@ def _one_row() -> Any:
 def _few_rows() -> Any:
     """C[i,j] = sum_k A[i*ars + k*acs] * B[k*brs + j] for i < m, j < n, k > 0, in one chain over k.
 
-    Rows of C take turns, a vector each: [i,j] lies at j // lanes * lanes * m + i * lanes + j % lanes.
+    The rows of C alternate, one vector each: [i,j] is at j // lanes * lanes * m + i * lanes + j % lanes.
     """
 
     def emit(e, m, n, k, a, ars, acs, b_ptr, brs, c):  # type: ignore[no-untyped-def]
@@ -192,9 +192,9 @@ _dots_block, _columns4, _columns1 = _dots(), _column_sums(4), _column_sums(1)
 _one_row_block, few_rows = _one_row(), _few_rows()
 
 
-# Sums of more summands are made of parts, which are added exactly: by chains of LONG / CHAINS, and of LONG_ROWS / CHAINS.
+# Longer sums are split into parts of LONG or LONG_ROWS terms (CHAINS chains each), which are added by `add_exactly`.
 LONG, LONG_ROWS = 2048, 4096
-AT_ONCE = 2048  # columns of B whose parts lie on the stack
+AT_ONCE = 2048  # columns of B whose partial sums fit the stack
 _room = stack(2 * AT_ONCE)
 
 
@@ -267,7 +267,7 @@ def gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
         if K == 0 or N <= (4 * lanes(b) if free_masks() else lanes(b) - 1):
             column_sums(N, K, a, a_cs, b, b_rs, c, init, mode, True)
             return
-        first = init if mode else c  # mode 0 drops what it loads of init
+        first = init if mode else c  # mode 0 ignores the init that it loads
         if K > LONG_ROWS:
             _long_rows(N, K, a, a_cs, b, b_rs, c, first, mode)
         else:

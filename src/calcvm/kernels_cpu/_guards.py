@@ -1,7 +1,7 @@
-"""Where the terms of a reduction are: what makes a term neutral, as integers that are below 0 there.
+"""Bounds of a reduction's terms: integers that are negative where a term is neutral.
 
-A window that reaches beyond the ends adds zeros, and the largest of it is no -inf from there.  So its loops run over what lies inside, and
-ask nothing: an integer that is linear in a loop's index says where it begins and ends.
+A window that reaches beyond the ends adds zeros to a sum, and -inf to a maximum.  Its loops skip these terms without testing each:
+an integer that is linear in a loop's index says where the terms begin and end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FAR = Number(2.0**62)  # beyond any index
 
 
 class Limit(NamedTuple):
-    """``factor*(index - (end + more)) >= 0``, where the end is a float that is an integer."""
+    """``factor*(index - (end + more)) >= 0``; the end is a float with an integer value."""
 
     index: str
     factor: int
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 class Guard(NamedTuple):
     """An integer that is below 0 where a term is neutral.
 
-    mark : what is true where no guard with it is below 0.  limit : the same where it is no integer.
+    mark : the fact that holds where no guard with this mark is below 0.  limit : the bound as a `Limit`, if it is not an integer.
     """
 
     value: Node
@@ -39,7 +39,7 @@ class Guard(NamedTuple):
 
 
 def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list[Guard]:
-    """All of a reduction; ``axes`` : of arrays in memory."""
+    """All guards of a reduction; ``axes`` : of arrays in memory."""
     if stage.how == "sum":
         return [*_zero(stage.value, axes, key)]
     if stage.how in ("max", "argmax", "min", "argmin"):
@@ -49,7 +49,7 @@ def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list
 
 
 def _zero(node: Node, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
-    """Where a value is 0."""
+    """The guards of a value that may be 0."""
     for part in vanishing(node):
         if not isinstance(part, Element):
             yield from _holds(part, key)
@@ -66,11 +66,11 @@ def _least(node: Node, none: float, axes: Mapping[str, tuple[Node, ...]], key: K
 
 
 def _within(node: Element, axes: tuple[Node, ...], key: Key) -> Iterator[Guard]:
-    """Where an element lies inside."""
+    """The guards of an element's places: inside the array."""
     for place, extent in zip(node.places, axes):
         if isinstance(place, Name) or any(isinstance(n, Element) for n in walk(place)):
             continue
-        if isinstance(place, Call) and place.function == "/":  # what divides must be more than 0
+        if isinstance(place, Call) and place.function == "/":  # the divisor must be positive
             above, below = place.arguments
             if isinstance(below, Number) and below.value > 0:
                 yield Guard(above)
@@ -82,7 +82,7 @@ def _within(node: Element, axes: tuple[Node, ...], key: Key) -> Iterator[Guard]:
 
 
 def _holds(node: Node, key: Key) -> Iterator[Guard]:
-    """Where a condition holds, as far as comparisons of integers say it."""
+    """The guards of a condition, as far as it compares integers."""
     if not isinstance(node, Call):
         return
     if node.function == "and":
@@ -98,7 +98,7 @@ def _holds(node: Node, key: Key) -> Iterator[Guard]:
 
 
 def _limit(less: Node, more: Node, strict: bool) -> Limit | None:
-    """Where an index begins or ends that is compared with any number."""
+    """The limit of an index that is compared with any number."""
     for index, other, factor in ((more, less, 1), (less, more, -1)):
         if isinstance(index, Name) and index.name not in names(other):
             end = call(
@@ -109,7 +109,7 @@ def _limit(less: Node, more: Node, strict: bool) -> Limit | None:
 
 
 def along(found: list[Guard], index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
-    """Guards that are linear in an index and have none of others, each with its factor and its rest, of a limit its end."""
+    """The guards that are linear in an index and free of later ones, each with its factor and its rest (a limit has its end)."""
     out: list[tuple[Guard, Node, Node]] = []
     for guard in found:
         limit = guard.limit

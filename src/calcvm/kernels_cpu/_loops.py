@@ -1,6 +1,6 @@
-"""Loops of a formula over a row's operands: flat, or with strides where operands are broadcast.
+"""Loops of a formula over a row's operands: flat, or with strides if operands are broadcast.
 
-What a row has after its sizes comes as one tuple, ``given``: strides of each broadcast operand, parameters, operands.
+Everything in a row after its sizes comes as one tuple, ``given``: strides of each broadcast operand, parameters, operands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from calcvm.kernels_cpu._vectors import bits_of, outline
 
 
 class Given:
-    """``given`` as LLVM values."""
+    """The tuple ``given`` as LLVM values."""
 
     def __init__(self, ctx: Any, b: Any, f: Formula, strided: tuple[str, ...], given: Any, type_: Any):
         n = len(type_.types)
@@ -32,14 +32,14 @@ class Given:
         self.f, self.dtypes = f, {name: t.dtype for name, t in zip(f.operands, type_.types[pointers:])}
         self.dtype = next((t for name, t in self.dtypes.items() if name not in f.types), type_.types[-1].dtype)
         self.elements = {name: ctx.get_data_type(t) for name, t in self.dtypes.items()}
-        self.element = max(self.elements.values(), key=bits_of)  # whose vectors are the widest
+        self.element = max(self.elements.values(), key=bits_of)  # its vectors are the widest
         self.strides = {s: values[AXES * k : AXES * (k + 1)] for k, s in enumerate(strided)}
         self.reals = [ctx.cast(b, v, types.float64, self.dtype) for v in values[first : first + len(f.reals)]]
-        self.before = values[pointers - 1]  # the operand before the formula's own, where there is one
+        self.before = values[pointers - 1]  # the operand that precedes the formula's own, if there is one
         self.operands = dict(zip(f.operands, values[pointers:]))
 
     def of(self, fn: Callable) -> Callable:
-        """A formula's function, of elements as they lie in memory."""
+        """A formula's function, applied to elements as stored in memory."""
         reads, to = self.f.reads, self.f.writes
         if not self.f.types:
             return fn
@@ -52,7 +52,7 @@ class Given:
 
 
 def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
-    """An intrinsic of n integers, ``start`` and ``given``: ``emit(e, integers..., at, row)``, ``at`` the operands from ``start``."""
+    """An intrinsic of n integers, ``start`` and ``given``: ``emit(e, integers..., at, row)``; ``at`` : operands from ``start`` on."""
 
     def typing(*args: Any) -> Any:
         given = args[n + 1]
@@ -69,7 +69,7 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
 
 
 def flat(f: Formula, which: int = 0) -> Any:
-    """A loop ``each(n, start, given)`` over elements start to start + n of all operands; which : of a choice's names."""
+    """A loop ``each(n, start, given)`` over elements start to start + n of all operands; which : the branch of a choice."""
     fn, modes = f.variant(which), "v" * len(f.reads)
 
     def loop(e: Lanes, n: Any, at: dict[str, Any], row: Given) -> None:
@@ -85,12 +85,12 @@ def total(f: Formula) -> Any:
 
 
 def scaled(f: Formula) -> Any:
-    """As `flat`, ``each(n, count, start, given)``, times a number in memory over ``count``, the first operand, and its factor."""
+    """As `flat`, ``each(n, count, start, given)``, times the formula's factor and the first operand (a number in memory) over ``count``."""
     emit = each(f.scaled(), "v" * len(f.reads))
 
     def loop(e: Lanes, n: Any, count: Any, at: dict[str, Any], row: Given) -> None:
         part = e.b.fdiv(row.element(1), e.b.sitofp(count, row.element))
-        by = e.b.fmul(e.b.load(row.before), part)  # in this order, as that of the mean
+        by = e.b.fmul(e.b.load(row.before), part)  # in the order in which the mean computes it
         emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
 
     return _over(f, 2, loop)
@@ -98,18 +98,18 @@ def scaled(f: Formula) -> Any:
 
 # ---------------------------------------------------------------- broadcasting
 class Broadcast:
-    """What the kernel of a formula with ``strided`` operands is made of; a stride of 0 broadcasts.
+    """The parts of a kernel of a formula with ``strided`` operands; a stride of 0 broadcasts.
 
-    flat : a loop, see `flat`, for when nothing is broadcast.
-    whole : ``whole(n, given)``, whether that is so; n elements lie below the leading axis.
-    single : ``single(given)``, whether operands have one element below it, and not all of them only one in all.
-    line0, line5 : ``line5(n, o, i0, i1, i2, i3, i4, given)``, n elements along an axis, from these indexes on, which
-        is element o of operands that are not broadcast.
+    flat : a loop, see `flat`, for rows that broadcast nothing.
+    whole : ``whole(n, given)``, whether nothing is broadcast; n elements lie below the leading axis.
+    single : ``single(given)``, whether each operand has at most one element per index of the leading axis, and not all are scalars.
+    line0, line5 : ``line5(n, o, i0, i1, i2, i3, i4, given)``, n elements along an axis from these indexes on; the first is
+        element o of operands that are not broadcast.
     """
 
     def __init__(self, f: Formula, strided: tuple[str, ...]):
         self.f, self.strided = f, strided
-        self.most = max(1, len(strided) - 1)  # operands that may be one element along a line
+        self.most = max(1, len(strided) - 1)  # operands that may be a single element along a line
         self.flat = self._intrinsic(2, types.void, self._flat)
         self.whole = self._intrinsic(1, types.boolean, self._whole)
         self.single = self._intrinsic(0, types.boolean, self._single)
@@ -166,7 +166,7 @@ class Broadcast:
         left: tuple[str, ...],
         done: Any,
     ) -> None:
-        """The loop for each set of operands that may be one element along a line."""
+        """A loop for each set of operands that may be a single element along a line."""
         if not left:
             self._call(b, row, ones, n, at)
             b.branch(done)
@@ -181,7 +181,7 @@ class Broadcast:
         self._lines(b, row, axis, n, at, ones, tuple(others), done)
 
     def _call(self, b: Any, row: Given, ones: tuple[str, ...], n: Any, at: dict[str, Any]) -> None:
-        """The loop with some operands a single element each."""
+        """The loop in which some operands are a single element each."""
         modes = "".join("s" if v in ones else "v" for v in self.f.reads)
         values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
         outline(b, f"{self.f.name}_{modes}", Lanes, row.element, each(row.of(self.f.variant()), modes), values)

@@ -1,10 +1,9 @@
-"""What kernels compute with: scalar functions, elementwise loops and reductions over (pointer, n).
+"""The arithmetic of kernels: scalar functions, elementwise loops and reductions over (pointer, n).
 
-``exp, log, tanh, erf`` take a float of the heap's dtype, inline, and
-vectorise in a plain loop; their bounds are stated in `_formulas`.  `elementwise` and `reduction` make
-loops in vector IR of a formula: unlike a loop that the compiler vectorises they need no check for
-overlap (so they run at full speed in place), and their last elements cost one masked vector, not a
-scalar loop: 10 elements cost what 16 cost.
+``exp, log, tanh, erf`` take a float of the heap's dtype; they are inlined, and vectorise in a plain loop.  `_formulas` states
+their bounds.  `elementwise` and `reduction` make loops in vector IR from a formula.  Unlike loops that the compiler
+vectorises, these need no check for overlap (so they run at full speed in place), and their last elements cost one
+masked vector instead of a scalar loop: 10 elements cost as much as 16.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def scalar(formula: Callable) -> Any:
 exp, log, tanh, erf = map(scalar, (F.exp, F.log, F.tanh, F.erf))
 
 
-# Bytes from which on results go past the caches: no line is read before it is written.  relu of 16.8 million on Zen 5: 2.3 ms,
-# and 3.0; two of them added: 3.4 ms, and 4.5.
+# From this many bytes on results are stored past the caches, so that no line is read before it is written.  On 16.8 million
+# elements (Zen 5) relu takes 2.3 instead of 3.0 ms, an addition 3.4 instead of 4.5.
 STREAMED = 1 << 24
 
 
@@ -52,30 +51,30 @@ class Lanes(Vectors):
         self.store(v.v, self.b.gep(p, [i]), mask)
 
     def stream(self, v: V, p: Any, i: Any, mask: None) -> None:
-        """`put` past the caches, of a whole vector at its alignment."""
+        """`put` past the caches; the vector is whole and aligned."""
         p, _, size, _ = self._memory(self.b.gep(p, [i]))
         store = self.b.store(v.v, p, align=self.lanes * size)
         store.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
     def streamed(self) -> None:
-        """After `stream`: no barrier of workers waits for such stores."""
+        """A fence after `stream`: the workers' barrier does not wait for such stores."""
         self.b.call(self.fn("llvm.x86.sse.sfence", ir.VoidType()), [])
 
     def below(self, left: Any) -> Any:
-        """The mask of the first ``left`` lanes (all, if there are fewer)."""
+        """The mask of the first ``left`` lanes; all lanes if there are fewer."""
         return self.lanes_below(self.b.select(self.b.icmp_signed("<", left, c64(self.lanes)), left, c64(self.lanes)))
 
 
 def loop_of(kinds: str, emit: Callable, result: int = 0, name: str = "") -> Any:
-    """An intrinsic of ``n``, then an argument for each kind, see `emitted`."""
+    """An intrinsic of ``n`` and one argument per kind, see `emitted`."""
     return emitted(Lanes, "i" + kinds, emit, result, name)
 
 
 def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> list:
-    """Run ``body(i, load mask or None, lanes, carried, u) -> carried`` over [0, n) by vectors; the last by mask.
+    """Run ``body(i, load mask or None, lanes, carried, u) -> carried`` over [0, n) in vectors; the last is masked.
 
-    ``carried`` has ``step`` groups of values; block u of each step vectors updates group u, and the masked
-    vectors at the end go to groups in turn: the shape of a reduction depends on n alone.
+    ``carried`` has ``step`` groups of values.  Block u of each ``step`` vectors updates group u, and the masked
+    vectors at the end update the groups in turn, so the order of a reduction depends only on n.
     """
     b, lanes = e.b, e.lanes
     width = len(carried) // step
@@ -98,7 +97,7 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
     b.position_at_end(after)
     done = list(acc)
     at = whole
-    for u in range(step):  # what is left: at most ``step`` vectors, the last one partial
+    for u in range(step):  # the rest: at most ``step`` vectors, the last one partial
         here = b.block
         tail, end = b.append_basic_block("each.tail"), b.append_basic_block("each.end")
         b.cbranch(b.icmp_signed("<", at, n), tail, end)
@@ -116,7 +115,7 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
 
 
 def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
-    """Run ``one(i)`` for min(left, lanes) elements from ``at`` on: for machines without masks."""
+    """Run ``one(i)`` for min(left, lanes) elements from ``at`` on, for machines without masks."""
     b = e.b
     stop = b.add(at, b.select(b.icmp_signed("<", left, c64(e.lanes)), left, c64(e.lanes)))
     start = b.block
@@ -132,9 +131,9 @@ def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
 
 
 def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) -> Callable:
-    """What emits y[i] = formula(reads[i]..., params...) for i in [0, n): see `elementwise`.
+    """Emits y[i] = formula(reads[i]..., params...) for i in [0, n): see `elementwise`.
 
-    writes : how many arrays are written, where the formula gives a tuple.
+    writes : number of arrays written, if the formula returns a tuple.
     """
 
     def emit(e: Lanes, n: Any, *args: Any) -> None:
@@ -180,7 +179,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
             start = _streamed(e, n, ptrs, ys, vector) if e.target.streams and not singles else c64(0)
             _vectors(e, b.sub(n, start), partial(body, start), [])
 
-        if singles:  # n may be 0, and then the single element may be another's: do not even load it
+        if singles:  # n may be 0, and the single element then belongs to another value: do not even load it
             with b.if_then(b.icmp_signed(">", n, c64(0))):
                 all_()
         else:
@@ -190,7 +189,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
 
 
 def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Callable) -> Any:
-    """How many elements ``vector`` has written past the caches: none, or all that fill vectors."""
+    """How many elements ``vector`` has written past the caches: none, or as many as fill vectors."""
     b = e.b
     before, here, after = b.block, b.append_basic_block("streamed"), b.append_basic_block("not.streamed")
     b.cbranch(past_caches(e, n, xs, ys), here, after)
@@ -210,9 +209,9 @@ def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Ca
 
 
 def past_caches(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], least: int = STREAMED) -> Any:
-    """Whether ys, n elements each, are best written by `Lanes.stream`: ``least`` bytes, which begin a line.
+    """Whether ys, of n elements each, should be written by `Lanes.stream`: if they have ``least`` bytes and are aligned.
 
-    Not what is in the place of an operand, whose lines are there: a step of Adam on 16.8 million takes half as long again so.
+    Never for a result in the place of an operand, whose lines are in cache: a step of Adam on 16.8 million would take half as long again.
     """
     b = e.b
     large = b.icmp_signed(">=", n, c64(least // e.size))
@@ -227,8 +226,8 @@ def past_caches(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], least: i
 def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
-    reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
-    params : a letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
+    reads : one letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
+    params : one letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
     indexed : a further int64 argument before the params, the index of element 0; the formula gets the
         elements' indexes (int64 lanes) before its params.
     """
@@ -248,9 +247,9 @@ def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
 
 
 def add_exactly(total: V, lost: V, x: V) -> tuple[V, V]:
-    """total + x, and what its rounding lost, of which ``lost`` is made good: the error of a sum of any length is one's of two.
+    """total + x - lost, and the new rounding error: the error of a sum of any length is that of one addition.
 
-    Kahan 1965.  Of infinities nothing is lost.
+    Kahan 1965.  An infinite sum has no rounding error.
     """
     x = x - lost
     new = total + x
@@ -259,7 +258,7 @@ def add_exactly(total: V, lost: V, x: V) -> tuple[V, V]:
 
 
 def _when(b: ir.IRBuilder, condition: Any, change: Callable, values: list) -> list:
-    """What ``change(values)`` makes of values where the condition holds, elsewhere they."""
+    """The values, changed by ``change(values)`` if the condition holds."""
     before = b.block
     with b.if_then(condition):
         new = change(values)
@@ -267,13 +266,13 @@ def _when(b: ir.IRBuilder, condition: Any, change: Callable, values: list) -> li
     return [phi(b, v.type, (v, before), (w, inside)) for v, w in zip(values, new)]
 
 
-LONG = 256  # vectors that are summed plainly; longer sums go by blocks of them
+LONG = 256  # vectors summed plainly; longer sums run in blocks of them
 
 
 def _summed(e: Lanes, n: Any, count: int, of_block: Callable) -> list:
-    """``count`` sums over [0, n), vectors, of those of blocks ``of_block(start, n)``: with an error that does not grow with n.
+    """``count`` sums over [0, n), as vectors, from the sums of blocks ``of_block(start, n)``; the error does not grow with n.
 
-    Short sums have code of their own: in that of long ones a softmax of 10 takes a tenth longer.
+    Short sums have separate code: with the code of long ones a softmax of 10 takes a tenth longer.
     """
     b, zero = e.b, ir.Constant(e.vec, [0.0] * e.lanes)
     size = c64(LONG * e.lanes)
@@ -301,7 +300,7 @@ def _folded(e: Lanes, combine: Callable, groups: list) -> Any:
 
 
 def reduced(combine: Callable, initial: float, formula: Callable, k: int, store: bool = False) -> Callable:
-    """What emits formula(reads[i]..., params...) of k reads combined over i in [0, n): see `reduction`."""
+    """Emits formula(reads[i]..., params...) of k reads combined over i in [0, n): see `reduction`."""
 
     def emit(e: Lanes, n: Any, *args: Any) -> Any:
         b = e.b
@@ -331,15 +330,15 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
 def reduction(combine: Callable, initial: float, formula: Callable, reads: str, n_params: int = 0, store: bool = False):
     """A loop ``all(n, reads..., [y,] params...)`` that combines formula(reads[i]..., params...) over [0, n).
 
-    The shape of the reduction (4 vectors of partial results, then a tree; of sums by blocks, see `_summed`) depends on n
-    alone.  With ``store`` the terms are written to y as well (which may be one of the arrays).
+    The order of the reduction depends only on n: 4 vectors of partial results, then a tree; sums run in blocks, see `_summed`.
+    With ``store`` the terms are also written to y, which may be one of the arrays.
     """
     emit = reduced(combine, initial, formula, len(reads), store)
     return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=1)
 
 
 def sums(formula: Callable, reads: str, n_params: int, count: int) -> Any:
-    """A loop ``all(n, reads..., params...)`` of the sums over [0, n) of ``count`` terms, a tuple, in the shape of `reduction`."""
+    """A loop ``all(n, reads..., params...)``: the sums over [0, n) of ``count`` terms, a tuple, in the order of `reduction`."""
 
     def emit(e: Lanes, n: Any, *args: Any) -> list:
         b, k = e.b, len(reads)
@@ -365,13 +364,13 @@ def sums(formula: Callable, reads: str, n_params: int, count: int) -> Any:
 rsum = reduction(add, 0.0, lambda x: x, "v")  # rsum(n, x)
 rsumsq = reduction(add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
 rdot = reduction(add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
-rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
-# The largest of a row whose result a NaN spoils anyway: half the cost of rmax, and not NaN for sure.
+rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any element is
+# The largest element of a row whose result a NaN spoils anyway.  It costs half of rmax and may miss a NaN.
 rtop = reduction(lambda x, y: x.where(x > y, y), float("-inf"), lambda x: x, "v")
 rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
-# rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
+# rexp(n, x, y, m): y = exp(x - m), and its sum.  The core of every softmax; y may be x.
 rexp = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
-rexpsum = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
+rexpsum = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum only: rexpsum(n, x, m)
 scale = elementwise(lambda x, a: x * a, "v", "f")  # scale(n, x, y, a): y = x * a; y may be x
 exactly = loop_of("ppppp", each(add_exactly, "vvv", writes=2))  # exactly(n, total, lost, x, total, lost): `add_exactly`
 copy = elementwise(lambda x: x, "v")  # copy(n, x, y)
@@ -399,7 +398,7 @@ def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, b
 
 
 def in_groups(b: ir.IRBuilder, start: Any, stop: Any, n: int, body: Callable[[int, Any], None]) -> None:
-    """``body(n, i)`` for ``n`` places from i on, then ``body(1, i)`` for those that are left."""
+    """``body(n, i)`` for ``n`` places from i on, then ``body(1, i)`` for each of the rest."""
 
     def of(count: int) -> Callable:
         def one(i: Any, carried: list) -> list:
@@ -414,7 +413,7 @@ def in_groups(b: ir.IRBuilder, start: Any, stop: Any, n: int, body: Callable[[in
 
 
 def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
-    """``columns(places)`` over [0, n), a place and its mask a vector: ``wide`` at a time, then two, or one where masks cost."""
+    """``columns(places)`` over [0, n), a place and a mask per vector: ``wide`` at a time, then two, or one where masks cost."""
     b = e.b
 
     def several(i: Any, carried: list) -> list:
@@ -438,7 +437,7 @@ def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
 
 
 def narrow(e: Lanes, n: Any) -> Any:
-    """Whether n elements are best one vector, by mask."""
+    """Whether n elements are best handled as one masked vector."""
     return e.b.icmp_signed("<=" if e.target.free_masks else "<", n, c64(e.lanes))
 
 
@@ -447,9 +446,9 @@ def column_reduction(
 ) -> Any:
     """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of formula(x[r*stride + i]) over r.
 
-    A column is combined in blocks of 128 rows by 4 partial results, and sums of more rows by `add_exactly`, so that its
-    shape depends on the counts of rows alone.  ``nest`` : two more counts and strides after ``stride``, of blocks of rows
-    that are combined one after the other.  ``onto`` : ``acc`` in the place of factor; where it is not 0, y is added to.
+    A column is combined in blocks of 128 rows by 4 partial results, and longer sums by `add_exactly`, so the order
+    depends only on the counts of rows.  ``nest`` : two more counts and strides after ``stride``, of nested blocks of rows.
+    ``onto`` : the argument ``acc`` takes factor's place; if it is not 0, the result is added to y.
     """
     block, ways, wide = 128, 4, 4
     exactly = combine is add
@@ -460,7 +459,7 @@ def column_reduction(
         adds = e.splat(b.icmp_signed("!=", last, c64(0))) if onto else None
 
         def columns(places: list) -> None:
-            """Reduce vectors of columns: in any number they get the same bits."""
+            """Reduce vectors of columns; the bits do not depend on how many there are."""
             vectors = len(places)
 
             def over(outer: list, x: Any, state: list) -> list:
@@ -480,7 +479,7 @@ def column_reduction(
                 return out
 
             def one_block(x: Any, start: Any, state: list) -> list:
-                """State: rows that are in ``part``, part, and of what was in it before the total and what it lost."""
+                """State: the number of rows in ``part``, part, and the total before it with its rounding error."""
                 end = b.add(start, c64(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 if exactly:
@@ -499,7 +498,7 @@ def column_reduction(
                 return [c64(0), *[neutral] * k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
 
             def all_added(state: list) -> list:
-                """The total in the place of its part."""
+                """The state with ``part`` added to the total."""
                 added = part_added(state)
                 return [added[0], *added[1 + vectors : 1 + 2 * vectors], *added[1 + vectors :]]
 
@@ -525,9 +524,9 @@ column_sums = column_reduction(add, 0.0, onto=True)  # column_sums(n, rows, stri
 
 
 def _select_first() -> Any:
-    """A loop ``first(n, rows, stride, dy, x, y, dx)``: down each column i, dx = dy[i] where x = y[i] for the first time, else 0.
+    """A loop ``first(n, rows, stride, dy, x, y, dx)``: down each column i, dx = dy[i] at the first x = y[i], else 0.
 
-    y is an extremum of x, NaN where x has one: then the first NaN has dy.  dx may be x.
+    y is an extremum of x, and NaN if x has one; then the first NaN gets dy.  dx may be x.
     """
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, y: Any, dx: Any) -> None:
@@ -558,7 +557,7 @@ first_of_columns = _select_first()
 
 # ---------------------------------------------------------------- transposition in registers
 def _interleave(b: ir.IRBuilder, x: Any, y: Any, start: int) -> Any:
-    """x[start], y[start], x[start + 1], ...: half of both vectors."""
+    """x[start], y[start], x[start + 1], ...: half of each vector."""
     n = x.type.count
     order = [start + k // 2 + (n if k % 2 else 0) for k in range(n)]
     return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, n), order))
@@ -567,8 +566,8 @@ def _interleave(b: ir.IRBuilder, x: Any, y: Any, start: int) -> Any:
 def _transpose_tiles() -> Any:
     """A loop ``tiles(n, x_stride, y_stride, x, y)``: y[i*y_stride + j] = x[j*x_stride + i], i below lanes, j below n.
 
-    ``n`` is a multiple of the lanes.  Each cache line is read and written once and whole, so that it does not
-    matter that lines a power of two apart share one cache set.
+    ``n`` is a multiple of the lanes.  Each cache line is read and written once and whole, so it does not matter that lines
+    a power of two apart share a cache set.
     """
 
     def emit(e: Lanes, n: Any, x_stride: Any, y_stride: Any, x: Any, y: Any) -> None:
@@ -577,7 +576,7 @@ def _transpose_tiles() -> Any:
         def tile(j: Any, carried: list) -> list:
             v = [e.get(x, b.mul(b.add(j, c64(k)), x_stride), None).v for k in range(e.lanes)]
             half = e.lanes // 2
-            for _ in range(e.lanes.bit_length() - 1):  # a perfect shuffle of all lanes of all vectors, log2 times
+            for _ in range(e.lanes.bit_length() - 1):  # log2(lanes) perfect shuffles of all lanes of all vectors
                 v = [_interleave(b, v[k // 2], v[k // 2 + half], (k % 2) * half) for k in range(e.lanes)]
             for k in range(e.lanes):
                 e.put(V(b, v[k]), y, b.add(b.mul(y_stride, c64(k)), j), None)
@@ -592,7 +591,7 @@ tiles = _transpose_tiles()
 
 
 def _picked(b: ir.IRBuilder, vectors: Sequence[Any], places: Sequence[tuple[int, int]]) -> Any:
-    """The vector of the given (vector, lane)s."""
+    """The vector of the given (vector, lane) pairs."""
     n, out = len(places), vectors[0]
     for k in range(1, len(vectors)):
         order = [n + lane if of == k else lane if of == 0 and k == 1 else j for j, (of, lane) in enumerate(places)]
@@ -603,7 +602,7 @@ def _picked(b: ir.IRBuilder, vectors: Sequence[Any], places: Sequence[tuple[int,
 def _woven(k: int, apart: bool) -> Any:
     """A loop ``weave(n, stride, x, y)``: y[j*k + i] = x[i*stride + j] for i below k and j below n, a multiple of the lanes.
 
-    apart : y[i*stride + j] = x[j*k + i] instead.
+    apart : the inverse, y[i*stride + j] = x[j*k + i].
     """
 
     def emit(e: Lanes, n: Any, stride: Any, x: Any, y: Any) -> None:

@@ -1,7 +1,7 @@
-"""Sums, products and quotients of equations, which round in the same way wherever they stand.
+"""Sums, products and quotients of equations that round the same way everywhere.
 
-LLVM may make one instruction of a product and a sum, and does so in some loops and not in others: a team's bits would depend on who does
-what.  So these say it themselves: a product is added in one rounding, on machines that can, and nothing else is.
+LLVM may fuse a product and a sum in some loops and not in others, so a team's bits would depend on which worker does what.  These
+functions decide it themselves: a product is added in one rounding, on machines that can, and nothing else is fused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def divided(x: V, y: V) -> V:
 
 
 def widened(x: V, splat: Any) -> V:
-    """A number in all lanes; a product as that of its factors, so that it is added as one."""
+    """A number in all lanes; a product stays a product, so that it is still added in one rounding."""
     if x.lanes:
         return x
     return Product(*(widened(f, splat) for f in x.factors)) if isinstance(x, Product) else V(x.b, splat(x.v))

@@ -1,6 +1,6 @@
-"""Sums of which each term goes to one place of a result: it is added there, in memory, and no other place asks for it.
+"""Sums in which each term belongs to one place of the result: the term is added there, in memory.
 
-A worker goes through all terms and adds those that fall into its own part of the result, in the order in which they are summed: the
+A worker visits all terms and adds those that fall into its own part of the result, in the order of summation, so the
 bits are the same for any team.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calcvm.equations.kinds import NUMBER, kind_of
 from calcvm.equations.plain import Stage
@@ -17,18 +17,16 @@ from calcvm.equations.simplify import conditions, where
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._math import _vectors, counting, in_groups
+from calcvm.kernels_cpu._plain_loops import Loops
 from calcvm.kernels_cpu._rounded import added
 from calcvm.kernels_cpu._values import Point
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
-if TYPE_CHECKING:
-    from calcvm.kernels_cpu._plain import Loops
-
-BESIDE = 4  # sums that read the same
+BESIDE = 4  # sums at once that share operands
 
 
 def scattered(loops: Loops, stage: Stage) -> Stage | None:
-    """Make a result, or the sum that it is made of, by a scatter: the result as it is then left to be made, or None: it is made."""
+    """Compute a result, or the sum in it, by a scatter.  Returns the rest of the result still to compute, or None."""
     sum_ = _sum_of(loops, stage)
     if sum_ is None or kind_of(sum_.value, loops.kinds) != NUMBER:
         return stage
@@ -40,7 +38,7 @@ def scattered(loops: Loops, stage: Stage) -> Stage | None:
     if sum_ is stage:
         return None
     del loops.stages[sum_.name]
-    loops.operands[sum_.name] = loops.operands[stage.name]  # where it is read again
+    loops.operands[sum_.name] = loops.operands[stage.name]  # the memory in which the result reads it
     own = Element(sum_.name, tuple(Name(i.name) for i in stage.kept))
     return replace(stage, value=rewritten(stage.value, lambda n: own if _reads(n, sum_) else n))
 
@@ -50,7 +48,7 @@ def _reads(node: Node, stage: Stage) -> bool:
 
 
 def _sum_of(loops: Loops, stage: Stage) -> Stage | None:
-    """The sum that is a result, or that it alone reads, at its own place."""
+    """The sum that is the result, or that only the result reads, at its own place."""
     if stage.scan or not stage.kept:
         return None
     if stage.how:
@@ -72,7 +70,7 @@ def _readers(loops: Loops, stage: Stage) -> set[str]:
 
 
 class Scattering:
-    """The loops: kept indexes before those that have places, what is summed, then the other kept ones, the last by vectors."""
+    """The loops: kept indexes before the scattered ones, the summed indexes, then the other kept ones, the last in vectors."""
 
     def __init__(self, loops: Loops, stage: Stage, found: Scatter):
         self.loops, self.b, self.stage, self.found = loops, loops.b, stage, found
@@ -83,21 +81,21 @@ class Scattering:
         inner = tuple(i for i in found.over if i.name not in said)
         self.over = tuple(i for i in found.over if i.name in said)
         self.inner, value = self.summed(inner, found.value)
-        last = {stage.kept[-1].name} - {*found.places}  # by lanes, each of which has its own
+        last = {stage.kept[-1].name} - {*found.places}  # in lanes, each at its own place
         self.tests = [*found.places.items(), *(("", test) for test in tests if not names(test) & last)]
         self.value = where([test for test in tests if names(test) & last], value)
         aside = {*found.places, *found.bands}
         first = min(k for k, i in enumerate(stage.kept) if i.name in aside)
         self.order = [*stage.kept[:first], *self.over]
         left = [i for i in stage.kept[first:] if i.name not in found.places]
-        for i in [i for i in left if i.name in found.bands]:  # as soon as it is known from where to where
+        for i in [i for i in left if i.name in found.bands]:  # as soon as its bounds are known
             behind = max(k for k, j in enumerate(self.order) if j.name in found.bands[i.name])
             self.order.insert(behind + 1, i)
         self.order += [i for i in left if i.name not in found.bands]
         self.known = {i.name for i in self.order} | {*found.places}
 
     def summed(self, inner: tuple[Index, ...], value: Node) -> tuple[Stage | None, Node]:
-        """What is summed before it is added, over indexes that say nothing of where."""
+        """The part of the sum over indexes that do not decide the place; it is computed before it is added."""
         if not inner:
             return None, value
         read = names(value)
@@ -112,7 +110,7 @@ class Scattering:
             self.at(Point({}), self.order, self.tests)
 
     def clear(self) -> None:
-        """The worker's part becomes 0."""
+        """Set the worker's part to 0."""
         loops, b, e = self.loops, self.b, self.loops.e
         lo, hi = map(loops.w.value, loops.run(self.stage.kept[0].name))
         below = loops.product([i.extent for i in self.stage.kept[1:]])
@@ -126,7 +124,7 @@ class Scattering:
         _vectors(e, b.mul(b.sub(hi, lo), below), body, [])
 
     def at(self, p: Point, left: Sequence[Index], tests: Sequence[tuple[str, Node]]) -> None:
-        """What is added at a point, where all tests hold that can be made there."""
+        """Add the terms at a point, if all tests that can be made there succeed."""
         loops, b = self.loops, self.b
         unknown = self.known - p.at.keys()
         for k, (index, node) in enumerate(tests):
@@ -161,7 +159,7 @@ class Scattering:
         counting(b, lo, hi, 1, [], body)
 
     def test(self, index: str, node: Node, p: Point) -> tuple[Cond, Point]:
-        """Whether a place lies in the worker's part, and the point there; of no index whether a condition holds."""
+        """Whether a place lies in the worker's part, and the point there; without an index, whether a condition holds."""
         loops, w = self.loops, self.loops.w
         if not index:
             return loops.condition(node, p), p
@@ -182,7 +180,7 @@ class Scattering:
         _vectors(loops.e, b.sub(hi, lo), body, [])
 
     def several(self, p: Point, name: str, lo: Any, hi: Any) -> None:
-        """Sums by lanes, several beside one another."""
+        """Several sums by lanes at once."""
         b = self.b
 
         def body(n: int, i: Any) -> None:

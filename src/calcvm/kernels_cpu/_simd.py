@@ -1,8 +1,8 @@
 """Vector IR: an emitter of the target's vectors, and GEMM's micro-kernels.
 
-A kernel that LLVM's vectoriser would not find (accumulators in registers, broadcasts, masked tails,
-transposes) is written here as vector IR, generic in the element type, and emitted once a module as an
-internal function that jitted code calls (``native``).
+Kernels that LLVM's vectoriser would not find (accumulators in registers, broadcasts, masked tails, transposes) are
+written here as vector IR, generic in the element type.  Each is emitted once per module, as an internal function that
+jitted code calls (``native``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from calcvm.kernels_cpu._vectors import Vectors, c64, emitted, phi
 
 
 class Emit(Vectors):
-    """Vectors, and what micro-kernels do with them and with pointers."""
+    """Vectors, with the operations on them and on pointers that micro-kernels need."""
 
     @property
     def zero(self) -> Any:
@@ -37,27 +37,27 @@ class Emit(Vectors):
         return self.b.select(self.b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0)
 
     def low(self, v: Any) -> Any:
-        """The first lanes of a wider vector, or it."""
+        """The first lanes of a wider vector; other vectors unchanged."""
         return v if v.type == self.vec else self.b.shuffle_vector(v, v, self.indices(range(self.lanes)))
 
     def opaque(self, p: Any, register: str = "r") -> Any:
-        """The pointer as one that the compiler cannot derive from others, which it would do in every iteration."""
+        """The pointer, opaque to the compiler, which would otherwise derive it from others in every iteration."""
         return self.b.asm(ir.FunctionType(p.type, [p.type]), "", f"={register},0", [p], side_effect=False)
 
     def prefetch(self, p: Any, level: int = 3) -> None:
-        """Ask for the cache line at ``p`` (3: into L1, 2: into L2); never faults."""
+        """Prefetch the cache line at ``p`` (3: into L1, 2: into L2); never faults."""
         p = self.b.bitcast(p, ir.IntType(8).as_pointer())
         f = self.fn("llvm.prefetch.p0", ir.VoidType(), p.type, I32, I32, I32)
         self.b.call(f, [p, *(ir.Constant(I32, v) for v in (0, level, 1))])
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
-        """One rounding where the target has FMA, two where it has not; never a library call."""
+        """One rounding if the target has FMA, two otherwise; never a library call."""
         f = self.fn(f"llvm.fmuladd.v{self.lanes}{self.element.intrinsic_name}", self.vec, self.vec, self.vec, self.vec)
         return self.b.call(f, [x, y, z])
 
 
 def native(name: str | Callable[[Target], str], signature: str, emit: Callable) -> Any:
-    """An intrinsic that calls a function emitted once a module, see `emitted`."""
+    """An intrinsic that calls a function emitted once per module, see `emitted`."""
 
     def small(e: Emit, *args: Any) -> None:
         e.b.function.attributes.add("optsize")  # no unrolling
@@ -69,10 +69,10 @@ def native(name: str | Callable[[Target], str], signature: str, emit: Callable) 
 class Tiles(NamedTuple):
     """The tiles of a panel on one target.
 
-    heights : (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.
-    vectors : of a tile's columns.
+    heights : (rows of a tile, the fewest rows left for which it is used), tallest first; the last is for 1.
+    vectors : vectors of a tile's columns.
     masked : the last vector has ``rem`` live lanes.
-    half : it is half as wide.
+    half : the last vector is half as wide.
     """
 
     heights: tuple[tuple[int, int], ...]
@@ -89,8 +89,8 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
     """C[:m, vectors] = init + A B, in tiles of rows held in registers.
 
     Rows past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
-    mode 0 starts from zero, 1 from init.  ``products(tile, *own)`` makes a tile's sums of arguments of its own, of these
-    kinds; see `Tile`.
+    Mode 0 starts from zero, mode 1 from init.  ``products(tile, *own)`` computes a tile's sums from further arguments, of
+    these kinds; see `Tile`.
     """
 
     def emit(e, m, *args):  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
 class Tile:
     """A tile of ``mr`` rows from row ``i`` on, of which ``left`` are left (at least mr where ``exact``).
 
-    parts : of a row, a vector each: its emitter and its mask.
+    parts : the emitter and the mask of each vector of a row.
     """
 
     def __init__(self, e: Emit, mr: int, exact: bool, i: Any, left: Any, parts: list[tuple[Emit, Any]]):
@@ -151,14 +151,14 @@ class Tile:
         self.live = [None if exact else e.b.icmp_signed("<", c64(r), left) for r in range(1, mr)]
 
     def pointers(self, base: Any, stride: Any) -> list[Any]:
-        """Of its rows, which begin at ``base``."""
+        """Pointers to its rows, which begin at ``base``."""
         found = [base]
         for more in self.live:
             found.append(self.e.at(found[-1], self.e.b.select(more, stride, c64(0)) if more else stride))
         return found
 
     def begins(self, *walks: tuple[Any, Any]) -> list[Any]:
-        """Where its first row begins, of arrays with a stride each."""
+        """Pointers to its first row in arrays with the given strides."""
         return [self.e.at(p, self.e.b.mul(self.i, stride)) for p, stride in walks]
 
     def loop(self, n: Any, starts: list[Any], sums: list[Any], step: Callable) -> tuple[list[Any], list[Any]]:
@@ -180,11 +180,11 @@ class Tile:
         return out[: len(starts)], out[len(starts) :]
 
     def multiplied(self, rows: list[Any], bp: Any, acc: list[Any]) -> list[Any]:
-        """Sums with the products of an element of each row and a row of B."""
+        """The sums plus the products of an element of each row with a row of B."""
         e, nv = self.e, len(self.parts)
         bv, av = self.vectors(bp), [e.splat(e.b.load(p, align=e.size)) for p in rows]
         if self.parts[-1][0] is not e:
-            av = [e.opaque(v, "v") for v in av]  # or it would be widened from its first lanes in every iteration
+            av = [e.opaque(v, "v") for v in av]  # else each iteration would widen it from its first lanes
         return [
             of.fma(of.low(av[i]), bv[j], acc[i * nv + j])
             for i in range(self.mr)
@@ -192,7 +192,7 @@ class Tile:
         ]
 
     def vectors(self, p: Any) -> list[Any]:
-        """Of a row that begins at a pointer."""
+        """The vectors of a row that begins at a pointer."""
         return [e.load(e.at(p, None, j * self.e.lanes), mask) for j, (e, mask) in enumerate(self.parts)]
 
     @property
@@ -203,7 +203,7 @@ class Tile:
 def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
     """C[:m, vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j] (`_panel`).
 
-    Tall tiles prefetch ``ahead``, columns of m rows that are ``ahead_cs`` apart, each tile its own rows of them.
+    Tall tiles prefetch ``ahead``, columns of m rows that are ``ahead_cs`` apart; each tile prefetches its own rows.
     """
 
     def products(t, k, a, ars, acs, b_start, brs, ahead, ahead_cs):  # type: ignore[no-untyped-def]
@@ -229,7 +229,7 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
 
 
 def taps(tiles: Callable[[Target], Tiles]) -> Any:
-    """C[:m, vectors] = init + sum_t,c A_ti[c] * B[(t*k + c)*brs + j]: row i of tap t begins at the address table[t*ts + i]."""
+    """C[:m, vectors] = init + sum_t,c A_ti[c] * B[(t*k + c)*brs + j]; row i of tap t begins at the address table[t*ts + i]."""
 
     def products(t, n, k, table, ts, _, b_start, brs):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
@@ -252,7 +252,7 @@ def taps(tiles: Callable[[Target], Tiles]) -> Any:
 
 
 def gather(tiles: Callable[[Target], Tiles]) -> Any:
-    """C[:m, vectors] = init + sum_p A_p[off + i] * B[p*brs + j]: A_p begins at the address table[p]."""
+    """C[:m, vectors] = init + sum_p A_p[off + i] * B[p*brs + j]; A_p begins at the address table[p]."""
 
     def products(t, n, table, off, _, b_start, brs):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
@@ -273,7 +273,7 @@ def gather(tiles: Callable[[Target], Tiles]) -> Any:
 
 
 def slides(tiles: Callable[[Target], Tiles]) -> Any:
-    """C[:m, vectors] = init + sum_t,k A[i*ars + t*ats + k*acs] * B_t[k*bks + off + j]: B_t begins at the address table[t]."""
+    """C[:m, vectors] = init + sum_t,k A[i*ars + t*ats + k*acs] * B_t[k*bks + off + j]; B_t begins at the address table[t]."""
 
     def products(t, n, k, a, ars, ats, acs, table, off, like, bks):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
@@ -297,7 +297,7 @@ def slides(tiles: Callable[[Target], Tiles]) -> Any:
 
 
 def lanewise(tiles: Callable[[Target], Tiles]) -> Any:
-    """C[:m, vectors] = init + sum_k A_ik[off + j] * B[k*brs + j], by elements: A_ik begins at the address table[i*rs + k*ks]."""
+    """C[:m, vectors] = init + sum_k A_ik[off + j] * B[k*brs + j], by elements; A_ik begins at the address table[i*rs + k*ks]."""
 
     def products(t, n, table, rs, ks, off, b_start, brs):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
@@ -332,8 +332,8 @@ def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
 
 
 def unfold() -> Any:
-    """dst[p*to + t*width + e] = src[t*pitch + p*step + e] for p < m, t < n, e < width, in whole vectors: what follows a row of
-    dst is overwritten, less than a vector.
+    """dst[p*to + t*width + e] = src[t*pitch + p*step + e] for p < m, t < n, e < width, in whole vectors: up to a
+    vector past a row of dst is overwritten.
     """
 
     def emit(e, m, n, width, src, pitch, step, dst, to):  # type: ignore[no-untyped-def]
@@ -348,7 +348,7 @@ def unfold() -> Any:
 
 
 def thin() -> Any:
-    """C[:m, n] = init + sum_k A[i + k*acs] * B[k*brs + j] for 1 <= n <= 4, A by columns: vectors hold rows of C."""
+    """C[:m, n] = init + sum_k A[i + k*acs] * B[k*brs + j] for 1 <= n <= 4, A column-major; vectors hold rows of C."""
 
     def emit(e, m, n, k, a, acs, b_start, brs, c, crs, init, irs, mode):  # type: ignore[no-untyped-def]
         b, lanes, four = e.b, e.lanes, Emit(e.b, e.element, e.target, 4)
@@ -389,7 +389,7 @@ def thin() -> Any:
 
 
 def pack_columns(width: int) -> Any:
-    """dst[p*width + i] = src[p*cs + i] for i < n <= width and p < k; past n it reads as zero where masks are free."""
+    """dst[p*width + i] = src[p*cs + i] for i < n <= width and p < k; past n it is zero where masks are free."""
 
     def emit(e, n, k, src, cs, dst):  # type: ignore[no-untyped-def]
         at = range(0, width, e.lanes)
@@ -407,7 +407,7 @@ def transpose() -> Any:
 
     def emit(e, n, k, src, cs, dst, width):  # type: ignore[no-untyped-def]
         b, lanes = e.b, e.lanes
-        last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last of a column overlaps another
+        last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last block of a column overlaps another
         fits = b.icmp_signed(">=", last, c64(0))
         mask = e.lanes_below(k) if e.target.free_masks else None
 
@@ -455,7 +455,7 @@ def transpose() -> Any:
 
 
 def stack(elements: int) -> Any:
-    """An intrinsic: a pointer to so many elements of the type of its argument's, on the stack."""
+    """An intrinsic: a pointer to so many elements on the stack, of its argument's type."""
 
     @intrinsic
     def on_stack(tc, p):

@@ -1,11 +1,11 @@
-"""Products over taps: what convolutions are made of.
+"""Products over taps, of which convolutions consist.
 
-A tap is a shift of the image; its product with its weights is a GEMM whose rows are wherever the shift finds them, or
-zeros beside the image.  A table holds the address of each row: [tap, pixel].  So neither the image is copied (im2col), nor
-do borders, strides, dilations or ends of rows have code of their own, and a tile takes pixels of several rows.  An entry
-costs 0.3 ns, its product of 64 by 64 channels 30.
+A tap is a shift of the image.  Its product with its weights is a GEMM whose rows lie wherever the shift finds them, or are
+zeros beside the image.  A table holds the address of each row: [tap, pixel].  So the image is not copied (im2col); borders,
+strides, dilations and ends of rows need no separate code; and a tile takes pixels of several rows.  An entry costs
+0.3 ns, its product of 64 by 64 channels 30.
 
-Sums run through taps, in order, and channels, in order, in chains of `blocks` of them: the same bits for any sharing.
+Sums run in order through taps and channels, in chains of `blocks` of them: the bits are the same for any sharing.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, slides, taps, unfo
 from calcvm.kernels_cpu._target import Target
 
 ENTRIES = 4096  # of a table: 32 KiB
-MOST_TAPS = 170  # of a block: 24 pixels each
-PIXELS = 240  # as in ops.convolution: of a block at most, whole tiles of 6 and 8
-ROWS = 2048  # as there: of weights in a block of taps, 512 KiB of a panel
+MOST_TAPS = 170  # taps of a block: 24 pixels each
+PIXELS = 240  # as in ops.convolution: pixels of a block at most, whole tiles of 6 and 8
+ROWS = 2048  # as in ops.convolution: rows of weights in a block of taps, 512 KiB of a panel
 
 
 @intrinsic
 def address(tc, p):
-    """A pointer as a number."""
+    """A pointer as an integer."""
     return types.int64(p), lambda ctx, b, sig, args: b.ptrtoint(args[0], I64)
 
 
 @intrinsic
 def table(tc):
-    """Room for `ENTRIES` addresses on the stack."""
+    """Space for `ENTRIES` addresses on the stack."""
 
     def codegen(ctx, b, sig, args):
         return cgutils.alloca_once(b, I64, ENTRIES)
@@ -56,13 +56,13 @@ def table(tc):
 
 @njit(inline=True)
 def blocks(n_taps, depth):
-    """Taps of a block, for weights of so many channels."""
+    """The number of taps in a block, for weights of ``depth`` channels."""
     return min(n_taps, max(ROWS // max(depth, 1), 1), MOST_TAPS)
 
 
 @njit(inline=True)
 def pixels(n_taps):
-    """Pixels of a block: their entries fit the table."""
+    """The number of pixels in a block, whose entries fit the table."""
     return min(ENTRIES // n_taps // 24 * 24, PIXELS)
 
 
@@ -104,14 +104,14 @@ def _over(name: str, kinds: str, micro: Callable, last: Callable[[Target], Tiles
     return routine("iipipipii" + kinds)(over)
 
 
-# the products of taps: A's rows from the table, B (n_taps*depth, n); own: n_taps, depth, entries, stride
+# Products of taps: A's rows from the table, B (n_taps*depth, n); own: n_taps, depth, entries, stride.
 over_taps = _over("over_taps", "iiti", taps)
-# sums over pixels of m elements from ``off`` on of where the table says, times a row of B; own: n_pixels, entries, off
+# Sums over pixels: m elements, from ``off`` on, at the table's address, times a row of B; own: n_pixels, entries, off.
 over_pixels = _over("over_pixels", "iti", gather)
-# sums over elements of where the table says times those of B, column by column; own: count, entries, rs, ks
+# Sums over elements at the table's addresses times those of B, column by column; own: count, entries, rs, ks.
 over_lanes = _over("over_lanes", "itii", lanewise, mid_tiles)
-# products of A (m, n_taps, depth) and of planes of elements side by side (brs: a plane's), shifted by what the table says;
-# own: n_taps, depth, a, ars, ats, acs, entries
+# Products of A (m, n_taps, depth) with planes of contiguous elements (``brs`` apart), shifted by the table;
+# own: n_taps, depth, a, ars, ats, acs, entries.
 over_planes = _over("over_planes", "iipiiit", slides, mid_tiles)
 
 

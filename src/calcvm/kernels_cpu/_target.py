@@ -1,6 +1,9 @@
-"""What code is compiled for: a processor, and what is known of it where code is written by hand.
+"""The processor that code is compiled for, with the facts that hand-written code needs.
 
-No Numba here: a process that links what is in the cache needs its own target for the key.
+This module does not import Numba: a process that links cached code needs its target for the cache key.
+
+The key has all fields of the target, not a level such as x86-64-v3: the name also selects LLVM's tuning, and only equal targets
+promise equal code.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ PROBE = """define void @f(ptr %p) {
 
 @dataclass(frozen=True)
 class Target:
-    """A processor, as LLVM spells it; what else is known of it is read off LLVM's code for it.
+    """A processor, as LLVM spells it; further facts are read off LLVM's code for it.
 
-    features : that it has beside those of its name ("+avx2,-fma"; of a name such as "x86-64-v3" nothing is left to say).
-    jit : whether code is linked into this process, as `host`'s is; else it is position-independent, for any linker.
+    features : beyond those of its name ("+avx2,-fma"; empty for a name such as "x86-64-v3").
+    jit : whether code is linked into this process, as for `host`; if not, it is position-independent, for any linker.
     """
 
     triple: str
@@ -38,7 +41,7 @@ class Target:
     jit: bool = False
 
     def machine(self, opt: int = 2) -> llvm.TargetMachine:
-        """LLVM's generator of code for it (of Numba's options for what it links itself, where ``jit``)."""
+        """LLVM's code generator for it; if ``jit``, with Numba's options for code that it links itself."""
         _know(self.triple)
         options: dict[str, Any] = {"reloc": "pic", "codemodel": "default"}
         if self.jit:
@@ -60,11 +63,11 @@ class Target:
 
     @property
     def elf(self) -> bool:
-        """Whether its object files are ELF of 64 bits, which `_native` can look into."""
+        """Whether its object files are 64-bit ELF, which `_native` can inspect."""
         return "linux" in self.triple and "64" in self.triple.partition("-")[0]
 
     def lanes(self, bits: int) -> int:
-        """Elements of so many bits in a vector; of short ones as many as of 32 bits, with which they meet."""
+        """Elements of so many bits in a vector; for short ones as many as of 32 bits, which they are combined with."""
         return self.vectors[0] // max(bits, 32)
 
     @property
@@ -74,23 +77,23 @@ class Target:
 
     @property
     def masks(self) -> bool:
-        """Masked loads and stores are instructions; elsewhere they are emulated, and a scalar loop ends a vector loop."""
+        """Whether masked loads and stores are instructions; otherwise they are emulated, and a scalar loop ends each vector loop."""
         return self.vectors[0] >= 256
 
     @property
     def streams(self) -> bool:
-        """Stores past the caches are instructions, of whole vectors."""
+        """Whether whole vectors can be stored past the caches."""
         return self.triple.startswith("x86_64") and self.masks
 
     @property
     def free_masks(self) -> bool:
-        """Masked loads cost nothing."""
+        """Whether masked loads cost nothing."""
         return self.vectors[0] == 512
 
 
 @cache
 def _know(triple: str) -> None:
-    """Let LLVM know the generator of a triple: others than the machine's own only where they are asked for."""
+    """Initialize LLVM's code generator of a triple; generators other than the machine's own only when needed."""
     if triple == llvm.get_process_triple():
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -100,7 +103,7 @@ def _know(triple: str) -> None:
 
 
 def host() -> Target:
-    """The machine that this process runs on; ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` put others in place of it."""
+    """The machine that this process runs on; ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` override it."""
     return _host(os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES"))
 
 
@@ -117,7 +120,7 @@ _current: Target | None = None
 
 @contextmanager
 def on_target(target: Target) -> Iterator[None]:
-    """Compile for a target (the caller has the compiler's lock)."""
+    """Compile for a target (the caller holds the compiler's lock)."""
     global _current
     saved, _current = _current, target
     try:
@@ -127,10 +130,10 @@ def on_target(target: Target) -> Iterator[None]:
 
 
 def current() -> Target:
-    """The target that is being compiled for."""
+    """The target being compiled for."""
     return _current or host()
 
 
 def compiling() -> Target | None:
-    """The same; None outside of our compiler, where Numba compiles by itself."""
+    """The same; None if Numba compiles outside of our compiler."""
     return _current

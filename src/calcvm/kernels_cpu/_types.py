@@ -1,6 +1,6 @@
-"""Numbers of formulas in memory: what an element of a type is computed with, and how a result becomes one.
+"""Numbers of formulas in memory: how elements of each type are converted for computing, and results converted back.
 
-Integers are computed with as int32, those of 64 bits as int64.  A condition lies in memory as a byte: anything but 0 holds.
+Integers are computed as int32, 64-bit ones as int64.  A condition is a byte in memory; anything but 0 is true.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNSIGNED = (types.boolean, types.uint8)
 
 
 def as_number(v: V, dtype: Any, type_: str) -> V:
-    """What lies in memory, as a number, or as a condition, which a formula then says its ``type_`` is; ``dtype`` : Numba's."""
+    """An element in memory as a number, or as a condition if the formula's ``type_`` says so; ``dtype`` : Numba's."""
     if type_ == "cells":
         return v
     if dtype == types.boolean:
@@ -31,10 +31,9 @@ def as_number(v: V, dtype: Any, type_: str) -> V:
 
 
 def in_memory(v: V, dtype: Any, element: Any) -> V:
-    """A number as it lies in memory, of an element of LLVM's.
+    """A number as stored in memory, for an element of an LLVM type.
 
-    A float becomes the nearest integer towards 0 that there is, NaN becomes 0; of an integer that is too large the
-    lowest bits stay.
+    A float is truncated towards 0 and saturates; NaN becomes 0.  An integer that is too large keeps its lowest bits.
     """
     if dtype == types.boolean:
         condition = _condition(v)

@@ -1,7 +1,7 @@
-"""Values of equations in LLVM IR: of a node at a point, that is with an integer for each index, one or one a lane.
+"""Values of equations in LLVM IR: the value of a node at a point, which has an integer for each index, or one per lane.
 
-A value that no lane's index is in is one number, however wide what meets it.  What has been computed at a point is not computed again
-where that is still known: around a loop stands what does not depend on its index.
+A value that depends on no lane's index stays a single number, even if it is combined with vectors.  A value computed at a point is
+reused while it is in scope: a loop contains only what depends on its index.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from calcvm.kernels_cpu._vectors import bits_of, phi
 from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
 from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
-MOST = 2**62  # of an integer in a place of data
+MOST = 2**62  # of an integer in a place computed from data
 BAD_PLACE = 1  # trap code, as that of a label
-CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions that formulas call otherwise
+CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions whose formulas have another name
 Value = Any  # V, Whole or Cond
 
 
 class Point(NamedTuple):
-    """Where a value is computed.
+    """A point at which values are computed.
 
-    at : of each index, where it is.  live : which lanes there are.  loose : indexes that may be beyond their range.
+    at : the place of each index.  live : the lanes in use.  loose : indexes that may be out of their range.
     """
 
     at: Mapping[str, Whole]
@@ -48,9 +48,9 @@ class Point(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """An operand in memory; where it is left out, a vector of what it counts as then.
+    """An operand in memory; if it is left out, a vector of its default.
 
-    place : -1, or 0 where it is left out: what a place is masked by.
+    place : the mask of offsets: -1, or 0 if the operand is left out.
     """
 
     pointer: Any
@@ -61,7 +61,7 @@ class Operand(NamedTuple):
 
 
 class Values:
-    """Values of a row's stages, as they are emitted."""
+    """Values of a row's stages, emitted on demand."""
 
     def __init__(
         self,
@@ -85,38 +85,36 @@ class Values:
             of = {"argmax": INTEGER, "argmin": INTEGER, "any": CONDITION, "all": CONDITION}.get(stage.how)
             own = NUMBER if stage.scan else of or kind_of(stage.value, self.kinds)
             self.kinds[stage.name] = own
-        self.again: dict[str, Stage] = {}  # texts of values that lie in the place of a result
-        self.true: set[tuple[str, ...]] = (
-            set()
-        )  # conditions, and places with the extents of axes that they lie inside of
+        self.again: dict[str, Stage] = {}  # texts of values that are stored in a result's memory
+        self.true: set[tuple[str, ...]] = set()  # conditions, and places with the extents of the axes that contain them
         self.memo: list[dict[Any, tuple[Value, Any]]] = [{}]
         self.keys: dict[int, tuple[Node, str, frozenset[str]]] = {}
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ known values
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Code that may not be run: what it computes is not known after it."""
+        """Code that may not run; the values it computes are forgotten after it."""
         self.memo.append({})
         yield
         self.memo.pop()
 
     @contextmanager
     def knowing(self, true: Sequence[tuple[str, ...]]) -> Iterator[None]:
-        """Code before which something has been found to be true: what is known of it from before is not asked again."""
+        """Code that runs only if some facts hold; they are not tested again in it."""
         new = {*true} - self.true
         self.true |= new
         yield
         self.true -= new
 
     def key(self, node: Node) -> tuple[str, frozenset[str]]:
-        """A text that is the same for equal nodes, and the names that it has."""
+        """A text that is the same for equal nodes, and the names in it."""
         found = self.keys.get(id(node))
         if found is None:
             found = self.keys[id(node)] = node, repr(node), frozenset(names(node))
         return found[1], found[2]
 
     def known(self, what: str, indexes: Iterator[str] | Sequence[str], p: Point) -> tuple[Any, Any]:
-        """The key of a value at a point, and the value, if it is known."""
+        """The key of a value at a point, and the value if it is known."""
         at = tuple(p.at[v] for v in indexes)
         key = (what, tuple(map(id, at)))
         for scope in reversed(self.memo):
@@ -126,7 +124,7 @@ class Values:
 
     def keep(self, key: Any, value: Value) -> Value:
         key, at = key
-        self.memo[-1][key] = value, at  # with what its key counts on
+        self.memo[-1][key] = value, at  # with the objects whose ids are in the key
         return value
 
     def of(self, node: Node, p: Point) -> Value:
@@ -157,11 +155,11 @@ class Values:
         return self.of(self.capitals[name], p)
 
     def size(self, extent: Node) -> Any:
-        """An extent, no less than 0."""
+        """An extent, at least 0."""
         return self.w.larger(self.of(extent, Point({})).base, 0)
 
     def product(self, extents: Sequence[Node | None]) -> Any:
-        """How many places they have together, an i64."""
+        """The product of the extents, an i64."""
         count: Any = 1
         for extent in extents:
             assert extent is not None
@@ -218,7 +216,7 @@ class Values:
         return self.function(function, self.level(*xs))
 
     def quotient(self, x: V, y: V) -> V:
-        """x / y; of lanes by what is one for all by its reciprocal, in vectors of any number: left to the compiler, some would be."""
+        """x / y; lanes are divided by a common number via its reciprocal, which the compiler would do in some vectors only."""
         if x.lanes and not y.lanes:
             return multiplied(x, self.wide(divided(y.const(1.0), y)))
         return divided(*self.level(x, y))
@@ -286,7 +284,7 @@ class Values:
         return Cond((b.fcmp_unordered if op == "!=" else b.fcmp_ordered)(op, one.v, other.v))
 
     def power(self, x: Value, p: Value) -> V:
-        """As that of IEEE 754 (2019, 9.2.1): x^0 and 1^p are 1, of NaN too."""
+        """A power as in IEEE 754 (2019, 9.2.1): x^0 and 1^p are 1, for NaN too."""
         x = self.number(x)
         if isinstance(p, Whole) and not p.wide and isinstance(p.base, int) and float(p.base) in POWERS:
             return POWERS[float(p.base)](x)
@@ -295,7 +293,7 @@ class Values:
             return POWERS[exponent.v.constant](x)
         x, exponent = self.level(x, exponent)
         exponent = exponent.as_f64()
-        finite = F.clamp(exponent, -1e30, 1e30)  # where all of |x| but 1 is 0 or inf
+        finite = F.clamp(exponent, -1e30, 1e30)  # beyond that every power is 0 or inf, unless |x| is 1
         half = 0.5 * finite
         odd = (1.0 - 4.0 * (half - F.floor(half))).where(finite.equals(F.floor(finite)), float("nan"))
         y = power_of(x, finite, exponent.const(0.0), odd).rounded(x)
@@ -322,7 +320,7 @@ class Values:
         return V(self.b, self.e.element(float(x)))
 
     def place(self, node: Element, axes: Sequence[Node], p: Point) -> tuple[Whole, Cond]:
-        """Where an element lies, and whether that is inside; one that data say traps elsewhere."""
+        """The place of an element, and whether it is inside; a place that comes from data traps if it is outside."""
         w, offset, inside = self.w, Whole(0), TRUE
         for place, extent in zip(node.places, axes):
             size = Whole(self.size(extent))
@@ -337,7 +335,7 @@ class Values:
         return offset, inside
 
     def divided(self, place: Node, p: Point) -> tuple[Whole, Cond]:
-        """A place, and whether it is one: a quotient without a rest."""
+        """A place, and whether it exists: a quotient must have no remainder."""
         if not (isinstance(place, Call) and place.function == "/"):
             at = self.of(place, p)
             return at if isinstance(at, Whole) else self.integer(at), TRUE
@@ -361,7 +359,7 @@ class Values:
         )
 
     def fits(self, node: Node, p: Point) -> Cond:
-        """Whether no integer of a place of data leaves the 64 bits, or is divided by 0, on the way: such a place is nowhere."""
+        """Whether the integers of a place from data stay in 64 bits and divisors are not 0; otherwise the place does not exist."""
         w = self.w
         if isinstance(node, Element):
             return self.within(self.integer_at(node, p), MOST)
@@ -400,12 +398,12 @@ class Values:
         return any(isinstance(n, Element) for n in walk(place))
 
     def refuse(self, wrong: Cond, p: Point) -> None:
-        """Trap where something is wrong in a lane that there is."""
+        """Trap if something is wrong in a live lane."""
         with self.b.if_then(self.w.any(self.w.both(wrong, p.live)), likely=False):
             self.trap()
 
     def loaded(self, o: Operand, offset: Whole, inside: Cond, p: Point) -> Value:
-        """An element, of what is not inside 0."""
+        """An element; 0 outside."""
         b, e, w = self.b, self.e, self.w
         element = o.pointer.type.pointee
         if offset.wide or inside.wide:
@@ -445,7 +443,7 @@ class Values:
         return b.call(gather, [at, ir.Constant(ir.IntType(32), size), mask, ir.Constant(vec, [0] * n)])
 
     def seen(self, v: V, o: Operand) -> Value:
-        """What lies in memory, as a value."""
+        """A loaded element as a value."""
         b = self.b
         if o.kind == CONDITION:
             return Cond(as_number(v, o.dtype, "bool").v)
@@ -455,7 +453,7 @@ class Values:
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
     def integer(self, v: V) -> Whole:
-        """A float as a place: one that is no integer is none."""
+        """A float as a place; a fractional one does not exist."""
         b = self.b
         x = in_memory(v, types.int64, I64)
         same = b.fcmp_ordered("==", b.sitofp(x.v, v.v.type), v.v)
@@ -463,20 +461,20 @@ class Values:
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
     def stored_before(self, stage: Stage, p: Point) -> Value:
-        """What lies in the place of a result."""
+        """The element that a result's memory holds so far."""
         return self.loaded(
             self.operands[stage.name], self.where_kept(stage.name, p, [i.name for i in stage.kept]), TRUE, p
         )
 
     def where_kept(self, name: str, p: Point, kept: Sequence[str]) -> Whole:
-        """Where an element of a result lies."""
+        """The offset of an element of a result."""
         w, offset = self.w, Whole(0)
         for v, extent in zip(kept, self.operands[name].axes):
             offset = w.add(w.mul(offset, Whole(self.size(extent))), p.at[v])
         return offset
 
     def stored(self, name: str, value: Value, p: Point, kept: Sequence[str]) -> None:
-        """An element of a result."""
+        """Store an element of a result."""
         o, b, w = self.operands[name], self.b, self.w
         offset = self.where_kept(name, p, kept)
         wide = offset.wide
@@ -496,7 +494,7 @@ class Values:
 
     # ------------------------------------------------------------ stages
     def result(self, stage: Stage, node: Element, p: Point) -> Value:
-        """An element of a stage, at places that are indexes of the same ranges, or others."""
+        """An element of a stage, at places that are indexes of the same ranges, or anything else."""
         w, inside, at, loose = self.w, TRUE, {}, set()
         for i, place in zip(stage.kept, node.places):
             where, exact = self.divided(place, p)
@@ -522,7 +520,7 @@ class Values:
         raise NotImplementedError
 
     def hoist(self, node: Node, points: Sequence[Point], without: frozenset[str]) -> None:
-        """Compute what of a node depends on none of some indexes."""
+        """Compute the parts of a node that depend on none of these indexes."""
         if isinstance(node, (Number, Name)):
             return
         if not self.key(node)[1] & without:
@@ -533,4 +531,4 @@ class Values:
             self.hoist(part, points, without)
 
 
-FALSE = FALSE  # for those that import conditions from here
+FALSE = FALSE  # for modules that import conditions from here

@@ -1,4 +1,4 @@
-"""Vectors of LLVM IR under construction, of a target's width, and intrinsics that are made of them."""
+"""Vectors of LLVM IR under construction, as wide as the target's, and intrinsics built from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bits_of(element: Any) -> int:
 class Vectors:
     """An IR builder with vectors of the target's width (or of ``lanes``) for one element type.
 
-    Elements in memory may be of another type: there are then as many of them.
+    Elements in memory may have another type; vectors of them have as many lanes.
     """
 
     def __init__(self, b: ir.IRBuilder, element: Any, target: Target, lanes: int = 0):
@@ -49,7 +49,7 @@ class Vectors:
         return self.b.icmp_signed("<", self.indices(range(self.lanes)), self.splat(self.b.trunc(n, I32)))
 
     def _memory(self, p: Any) -> tuple[Any, Any, int, str]:
-        """Of the vector at a pointer: where, its type, the bytes of an element, what intrinsics call it."""
+        """The vector at a pointer: its address, its type, the bytes of an element, and its name in intrinsics."""
         element = p.type.pointee
         vec, bits = ir.VectorType(element, self.lanes), bits_of(element)
         tag = f"v{self.lanes}{'i' if isinstance(element, ir.IntType) else 'f'}{bits}.p0"
@@ -81,11 +81,11 @@ def phi(b: ir.IRBuilder, t: Any, *incoming: tuple[Any, Any]) -> Any:
 def emitted(
     of: type[Vectors], kinds: str, emit: Callable, result: int = 0, name: str | Callable[[Target], str] = ""
 ) -> Any:
-    """An intrinsic with an argument for each kind, which is what ``emit(of(...), *arguments)`` makes.
+    """An intrinsic with one argument per kind; ``emit(of(...), *arguments)`` builds its body.
 
     kinds : ``p`` pointer to heap elements, ``t`` to others, ``i`` integer, ``f`` float, ``d`` float64 in any heap.
     result : how many floats it returns; several as a tuple.
-    name : of a function of its own that it is then (see `outline`); by the target, where a module may have several shapes.
+    name : makes it a separate function of that name (see `outline`); a function of the target if a module may have several versions.
     """
 
     def typing(*args: Any) -> Any:
@@ -110,7 +110,7 @@ def emitted(
 
 
 def outline(b: Any, name: str, of: type[Vectors], element: Any, emit: Callable, values: Sequence[Any]) -> None:
-    """Call what is emitted as a function of its own in each module (for kernels that call it from several places)."""
+    """Call the emitted code as a separate function of each module, for kernels that call it from several places."""
     symbol = f"calcvm_{name}_{element.intrinsic_name}"
     f = b.module.globals.get(symbol)
     if f is None:

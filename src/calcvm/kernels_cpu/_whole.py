@@ -1,7 +1,7 @@
-"""Integers and conditions of equations in LLVM IR: one, or one a lane; what is known when code is made is computed then.
+"""Integers and conditions of equations in LLVM IR: one, or one per lane; values known at compile time are computed then.
 
-An integer that grows by the same step from lane to lane stays so through sums and products: what is at such a place lies side by
-side where the step is 1.
+An integer that grows by a constant step from lane to lane keeps this form through sums and products.  With a step of 1, the elements
+at such places are contiguous.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Whole:
-    """The integer ``base + step*lane`` of each lane, or any, ``vector``."""
+    """The integer ``base + step*lane`` of each lane, or any integers, ``vector``."""
 
     __slots__ = ("base", "step", "vector")
 
@@ -37,12 +37,12 @@ class Whole:
 
     @property
     def wide(self) -> bool:
-        """Whether it is another one in each lane."""
+        """Whether it differs between lanes."""
         return self.vector is not None or not (isinstance(self.step, int) and self.step == 0)
 
 
 class Cond:
-    """Whether something holds: known, ``True`` or ``False``, or an i1, or a vector of them."""
+    """A condition: known (``True`` or ``False``), an i1, or a vector of them."""
 
     __slots__ = ("v",)
 
@@ -62,7 +62,7 @@ TRUE, FALSE = Cond(True), Cond(False)
 
 
 class Wholes:
-    """What is done with integers and conditions, by the builder of ``e``."""
+    """Operations on integers and conditions, with the builder of ``e``."""
 
     def __init__(self, e: Lanes):
         self.e, self.b = e, e.b
@@ -106,7 +106,7 @@ class Wholes:
         x, y = self.value(x), self.value(y)
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
-    # ------------------------------------------------------------ integers of lanes
+    # ------------------------------------------------------------ integers per lane
     def lanes(self, x: Whole) -> Any:
         """As a vector."""
         if x.vector is not None:
@@ -119,7 +119,7 @@ class Wholes:
         return self.b.add(base, self.b.mul(self.e.splat(x.step), self.iota))
 
     def each(self, make: Callable[..., Any], *xs: Whole) -> Whole:
-        """What ``make`` emits of them: of vectors where one is a vector."""
+        """The result of ``make``; with vectors if any argument is one."""
         if any(x.wide for x in xs):
             return Whole(0, vector=make(*map(self.lanes, xs)))
         return Whole(make(*(self.value(x.base) for x in xs)))
@@ -153,7 +153,7 @@ class Wholes:
         return self.max(x, self.neg(x))
 
     def divided(self, x: Whole, y: Whole) -> tuple[Whole, Whole]:
-        """Quotient and rest, rounded down; by 0 they are 0 and x: nothing stops a kernel."""
+        """Quotient and remainder, rounded down; division by 0 gives 0 and x, because nothing stops a kernel."""
         if not x.wide and not y.wide and isinstance(x.base, int) and isinstance(y.base, int) and y.base:
             return Whole(x.base // y.base), Whole(x.base % y.base)
         b = self.b
@@ -169,7 +169,7 @@ class Wholes:
         return self.where(none, Whole(0), q), r
 
     def negative(self, x: Whole) -> Whole:
-        """-1 where it is below 0, else 0."""
+        """-1 if it is below 0, else 0."""
         return self.where(self.compare("<", x, Whole(0)), Whole(-1), Whole(0))
 
     # ------------------------------------------------------------ conditions
@@ -182,7 +182,7 @@ class Wholes:
         return Cond(make(op, self.value(x.base), self.value(y.base)))
 
     def inside(self, x: Whole, n: Whole) -> Cond:
-        """Whether 0 <= x < n, of an n that is no less than 0."""
+        """Whether 0 <= x < n, for n >= 0."""
         if not x.wide and not n.wide and isinstance(x.base, int) and isinstance(n.base, int):
             return Cond(0 <= x.base < n.base)
         return self.compare("<", x, n, unsigned=True)
@@ -224,7 +224,7 @@ class Wholes:
         return Whole(self.b.select(c.v, self.value(x.base), self.value(y.base)))
 
     def any(self, c: Cond) -> Any:
-        """Whether it holds in some lane, an i1."""
+        """Whether it holds in any lane, an i1."""
         if not c.wide:
             return self.bit(c)
         bits = ir.IntType(self.e.lanes)

@@ -1,7 +1,7 @@
 """Loops over the taps of windows, in vector IR; lanes are neighbouring elements whose taps are neighbours too.
 
-Taps of a window are three nested loops: ``na nb nc`` are their counts, ``sa sb sc`` how far they step in memory, ``t ta tb tc`` the number
-of the first tap and what it grows by.  Each loop is a function of its own that is not unrolled: a window has few taps.
+The taps of a window are three nested loops: ``na nb nc`` are their counts, ``sa sb sc`` their steps in memory; ``t ta tb tc`` are the
+first tap's number and its increments.  Each loop is a separate function that is not unrolled, since a window has few taps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of, narrow
 from calcvm.kernels_cpu._vectors import c64
 
-WIDE = 4  # vectors that go through the taps together
-TABLE = 256  # taps that fit into a `table`
+WIDE = 4  # vectors that visit the taps together
+TABLE = 256  # taps that fit a `table`
 
 
 def _function(name: str, kinds: str, emit: Callable) -> Any:
-    """The loop ``f(m, n, ...)`` that ``emit(e, m, n, ...)`` emits, a function of its own."""
+    """The loop ``f(m, n, ...)`` that ``emit(e, m, n, ...)`` emits, as a separate function."""
 
     def small(e: Lanes, *args: Any) -> None:
         e.b.function.attributes.add("optsize")  # no unrolling
@@ -36,7 +36,7 @@ def _function(name: str, kinds: str, emit: Callable) -> Any:
 
 
 def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -> list:
-    """``carried = take(at, carried)`` in nested loops of (count, steps), numbers unrolled; ``at`` moves by the steps of each."""
+    """``carried = take(at, carried)`` in nested loops of (count, steps); each moves ``at`` by its steps.  Constant counts are unrolled."""
     if not loops:
         return take(at, carried)
     (n, steps), *inner = loops
@@ -54,10 +54,10 @@ def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -
 
 
 def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = False) -> None:
-    """``body(places, starts)`` over n elements of each of m windows, as in `blocks`; ``starts`` are ``gaps`` further in each.
+    """``body(places, starts)`` over n elements of each of m windows, as in `blocks`; ``starts`` advance by ``gaps``.
 
-    apart : vectors go through the windows one after the other, where the body reads what it writes: a load waits for a masked
-    store of neighbours (adaptive means of (64, 24, 24, 20), backward, on Zen 4: 338 us, and 577).
+    apart : vectors visit the windows one after the other, for a body that reads what it writes: a load waits for a masked store
+    of neighbours (backward of adaptive means, (64, 24, 24, 20), Zen 4: 338 instead of 577 us).
     """
     b = e.b
 
@@ -68,7 +68,7 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = F
 
         counting(b, c64(0), m, 1, [], window)
 
-    def together(places: list) -> None:  # masks are made once for all windows
+    def together(places: list) -> None:  # masks are computed once for all windows
         for some in [[place] for place in places] if apart else [places]:
             windows(partial(body, some))
 
@@ -81,9 +81,9 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = F
 
 
 def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
-    """``emit(nb, nc)``, with numbers in their place where there are few.
+    """``emit(nb, nc)``, with constants in place of small counts.
 
-    Means of 3x3 elements, 2 apart, of (32, 28, 28, 16) take 43 us on Zen 5, and without it 55.
+    Means of 3x3 windows, 2 apart, on (32, 28, 28, 16) take 43 us on Zen 5 instead of 55.
     """
     b = e.b
     done = b.append_basic_block("done")
@@ -103,7 +103,7 @@ def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
 def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = False) -> Any:
     """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...).
 
-    Of m windows, ``gap`` apart in x and ``to_gap`` in y, n elements each.  add : y + that.
+    It covers m windows, ``gap`` apart in x and ``to_gap`` in y, of n elements each.  add : the sum is added to y.
     """
 
     def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
@@ -125,7 +125,7 @@ def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = 
         def each(nb: Any, nc: Any) -> None:
             _each(e, m, n, (gap, to_gap), partial(columns, nb, nc), apart=add)
 
-        if params:  # a long term, which is not repeated
+        if params:  # a long term, which is not duplicated
             each(nb, nc)
         else:
             _by_counts(e, nb, nc, each)
@@ -156,7 +156,7 @@ def _largest() -> Any:
 
 
 def _first_of_largest() -> Any:
-    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)``: the same, and its first tap; of NaNs the last."""
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)``: also the first tap of the largest; the last NaN if any."""
 
     def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index):  # type: ignore[no-untyped-def]
         b = e.b
@@ -192,7 +192,7 @@ def _first_of_largest() -> Any:
 
 
 def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
-    """dy where index is the tap, else 0."""
+    """dy if index is the tap, else 0."""
     b = e.b
     here = b.icmp_signed("==", e.load(b.gep(index, [k]), mask), e.splat(b.trunc(t, index.type.pointee)))
     return e.get(dy, k, mask).where(V(b, here), 0.0)
@@ -201,7 +201,7 @@ def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
 def _chosen() -> Any:
     """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap.
 
-    Of m places, ``gap`` apart in dy and ``to_gap`` in dx, n elements each.
+    It covers m places, ``gap`` apart in dy and ``to_gap`` in dx, of n elements each.
     """
 
     def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
@@ -223,9 +223,9 @@ def _chosen() -> Any:
 
 
 def _spread(name: str, of_tap: bool) -> Any:
-    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: dx at each tap = its part of dy.
+    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: sets dx at each tap to its part of dy.
 
-    ``(m, n, gap, nc, sc, t, dy, index, dx)``: the part is dy where index is the tap; else ``(m, n, gap, nc, sc, dy, dx, factor)``.
+    ``(m, n, gap, nc, sc, t, dy, index, dx)``: the part is dy if index is the tap; else ``(m, n, gap, nc, sc, dy, dx, factor)``.
     """
 
     def emit(e: Lanes, m, n, gap, nc, sc, *args):  # type: ignore[no-untyped-def]

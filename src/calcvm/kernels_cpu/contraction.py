@@ -1,7 +1,7 @@
-"""Matrix products: the rows of linear and matmul, all on the one GEMM routine.
+"""Matrix products: the rows of linear and matmul, all built on one GEMM routine.
 
-A worker computes its rows of the result in blocks that stay in cache, so that activations and their
-derivatives are applied to values that have just been computed.
+A worker computes its rows of the result in blocks that stay in cache, so that activations and their derivatives are
+applied to values just computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from calcvm.kernels_cpu._gemv import gemv
 from calcvm.kernels_cpu._math import column_sums, elementwise, fill, scale
 
 add_times = elementwise(lambda d, y, a: d + y * a, "vv", "f")
-BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
+BLOCK_ELEMS = 8192  # elements of a result block: 32 KiB in float32
 SET, FROM_INIT = 0, 1  # GEMM's modes
 
 
@@ -38,7 +38,7 @@ def block_rows(n):
 
 @njit(inline=True)
 def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
-    """m rows of a GEMM of M rows in all; the only row by ``gemv``, whose sums have another order.  m may be 0."""
+    """m rows of a GEMM that has M rows in all; a single row uses ``gemv``, whose sums have another order.  m may be 0."""
     if M > 1:
         gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn)
     elif m == 1:
@@ -63,7 +63,7 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b:
 
 @njit(inline=True)
 def outer(lo, hi, n, acc, x, y, d):
-    """d[k,:] (+)= x[k] * y for k in [lo, hi): what a product with one summand is (1x16x4: 6 ns, 25 by gemm)."""
+    """d[k,:] (+)= x[k] * y for k in [lo, hi): a product with one summand (1x16x4 takes 6 ns, by gemm 25)."""
     for k in range(lo, hi):
         if acc:
             add_times(n, at(d, k * n), y, at(d, k * n), x[k])
@@ -73,7 +73,7 @@ def outer(lo, hi, n, acc, x, y, d):
 
 @kernel
 def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
-    """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
+    """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt and columns of db."""
     M = rows * inner
     lo, hi = share(me, K)
     if M == 1:
@@ -91,7 +91,7 @@ def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: P
 
 @kernel
 def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wn, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
-    """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
+    """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that computed x."""
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
     step = hi - lo if act == NONE else block_rows(K)
@@ -115,7 +115,7 @@ def strides(transposed, rows, cols):
 
 @kernel
 def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
-    """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
+    """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of a single product."""
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
     lo, hi = share(me, M if by else G)
@@ -130,7 +130,7 @@ def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, w
 
 @njit(inline=True)
 def shares(me, over_g, G, rows):
-    """A worker's part of a gradient: its products g (first, last), its rows (start, number) of each."""
+    """A worker's part of a gradient: its products g (first, last), and its rows (start, number) of each."""
     lo, hi = share(me, G if over_g else rows)
     if over_g:
         return lo, hi, 0, rows
@@ -139,7 +139,7 @@ def shares(me, over_g, G, rows):
 
 @kernel
 def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
-    """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
+    """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g if a is shared.  da is stored like a."""
     b_rs, b_cs = strides(tb, K, N)
     rows, cols = (K, M) if ta else (M, K)
     over_g = ab and not by
@@ -158,7 +158,7 @@ def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy
 
 @kernel
 def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
-    """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
+    """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g if b is shared.  db is stored like b."""
     a_rs, a_cs = strides(ta, M, K)
     rows, cols = (N, K) if tb else (K, N)
     over_g = bb and not by

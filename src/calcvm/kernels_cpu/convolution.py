@@ -1,6 +1,6 @@
-"""Convolution: products over taps (`_taps`), and by channel where each has a window of its own.
+"""Convolution: products over taps (`_taps`), and by channel if each channel has its own window.
 
-Where the input has few channels, the taps along the last axis are one, of all their elements: they lie side by side in
+If the input has few channels, the taps along the last axis become one tap with all their elements: they are contiguous in
 rows that are copied with their padding.
 """
 
@@ -32,23 +32,23 @@ from calcvm.kernels_cpu.contraction import FROM_INIT, SET
 
 FEW, NEAR = 16, 8  # as in ops.convolution
 PLANES = 1 << 15  # cells of planes, and of columns: as in ops.convolution
-PACKED = 256  # pixels from which on weights are packed, where they have more than a panel's columns
-SHAPE = "i" * 21  # of routines: G, C, F, and what is of each axis
-CHAIN = 512  # as in ops.convolution: cells of a column of taps together
-TODO = "iippppp"  # what is done to a result that is complete: as `_epilogues.finish` has it
-IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the first cache
+PACKED = 256  # from this many pixels on weights are packed, if they have more columns than a panel
+SHAPE = "i" * 21  # arguments of routines: G, C, F, and six numbers of each axis
+CHAIN = 512  # as in ops.convolution: cells in a column of taps
+TODO = "iippppp"  # the epilogue, as in `_epilogues.finish`
+IN_CACHE = 120  # pixels whose gradients, for a panel's columns, stay in L1
 
 
 @njit(inline=True)
 def parts(more):
-    """Of a routine's further arguments: sizes, what is of each axis, what is to do."""
+    """A routine's further arguments: sizes, the numbers of the axes, the epilogue."""
     I, O, K = more[3:6], more[6:9], more[9:12]
     return more[:3], I, O, K, more[12:15], more[15:18], more[18:21], more[21:]
 
 
 @njit(inline=True)
 def is_near(G, K, S, L):
-    """Whether rows of the input may be copied, in which taps along them lie side by side."""
+    """Whether rows of the input may be copied so that taps along them are contiguous."""
     return G == 1 and K[2] > 1 and S[2] <= NEAR and L[2] == 1
 
 
@@ -59,13 +59,13 @@ def is_few(G, C, K, S, L):
 
 @njit(inline=True)
 def is_lanewise(G, C, F):
-    """Whether each channel has a window of its own."""
+    """Whether each channel has its own window."""
     return G > 1 and C == 1 and F == 1
 
 
 @njit(inline=True)
 def in_planes(G, C, F, I, O, K, S, L, inner):
-    """Whether the gradient of the input is made in planes: its channels do not fill a vector, and rows lie whole."""
+    """Whether the input's gradient is computed in planes: its channels do not fill a vector, and rows are whole."""
     one = G * I[0] * O[0] * K[0] * S[0] * S[1] * S[2] == 1
     near = K[1] * K[2] <= ENTRIES and (K[1] - 1) * L[1] <= 64 and (K[2] - 1) * L[2] <= 64
     return one and near and C < FEW and inner == I[2] and band(F, I[2] + (K[2] - 1) * L[2], (K[1] - 1) * L[1]) > 0
@@ -73,7 +73,7 @@ def in_planes(G, C, F, I, O, K, S, L, inner):
 
 @njit(inline=True)
 def in_columns(G, C, F, I, O, K, S, L, inner):
-    """Whether it is made of columns, of all taps: where vectors of channels, and zeros beside dy, would cost more.
+    """Whether it is computed from columns of all taps: if vectors of channels, and zeros beside dy, would cost more.
 
     64 images of 12x12x20 by 50 windows of 5x5, from dy of 8x8: 2.1 ms, without columns 7.5 (one Zen 4 core).
     """
@@ -86,7 +86,7 @@ def in_columns(G, C, F, I, O, K, S, L, inner):
 
 @njit(inline=True)
 def place(p, sizes):
-    """Of a pixel: image, and indexes along the axes."""
+    """The image of a pixel, and its indexes along the axes."""
     row = p // sizes[2]
     return row // sizes[1] // sizes[0], row // sizes[1] % sizes[0], row % sizes[1], p % sizes[2]
 
@@ -98,7 +98,7 @@ def tap_of(t, K):
 
 @njit
 def seen(entries, stride, p, n, first, last, x, bytes_, zero, I, O, K, S, P, L):
-    """The table of what taps see from pixels [p, p+n) of the result; x is an address, of pixels of so many bytes."""
+    """The table of what taps read for pixels [p, p+n) of the result; x is an address, its pixels have ``bytes_`` bytes."""
     done = 0
     while done < n:
         i, o0, o1, o2 = place(p + done, O)
@@ -115,7 +115,7 @@ def seen(entries, stride, p, n, first, last, x, bytes_, zero, I, O, K, S, P, L):
 
 @njit
 def copied(p, n, first, last, x, C, rows, I, O, K, S, P, L):
-    """What they see from n pixels of one row, taps along it together: rows of the input copied with zeros beside."""
+    """Copy the rows of the input that n pixels of one row read, padded with zeros; taps along the row are contiguous."""
     i, o0, o1, o2 = place(p, O)
     width = (n - 1) * S[2] + K[2]
     begin = o2 * S[2] - P[2]
@@ -136,7 +136,7 @@ def copied(p, n, first, last, x, C, rows, I, O, K, S, P, L):
 
 @njit
 def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, few, I, O, K, S, P, L, complete, todo):
-    """Products of the taps [first, last) at pixels [lo, hi) of the result, ``n`` columns of a group; and what follows the last."""
+    """Products of taps [first, last) at pixels [lo, hi) of the result, ``n`` columns of a group; after the last taps the epilogue."""
     entries = table()
     zero, bytes_ = address(ws), address(at(ws, 1)) - address(ws)
     depth = K[2] * C if few else C
@@ -162,7 +162,7 @@ def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, 
 
 @njit
 def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L, todo):
-    """The same of channels with a window each."""
+    """The same for channels with their own windows."""
     entries, taps = table(), K[0] * K[1] * K[2]
     bytes_ = address(at(x, G)) - address(x)
     fill(G, zeros, like(x, 0))
@@ -181,7 +181,7 @@ def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L, todo)
 
 @routine("iipppippi" + SHAPE + TODO)
 def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *more):
-    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] at pixels [lo, hi) of y, b if biased; and what is to do then."""
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] at pixels [lo, hi) of y, b if biased; then the epilogue."""
     (G, C, F), I, O, K, S, P, L, todo = parts(more)
     if is_lanewise(G, C, F):
         forward_lanes(lo, hi, x, wt, b, biased, y, ws, G, I, O, K, S, P, L, todo)
@@ -217,7 +217,7 @@ def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *more):
 
 @njit
 def weights_lanes(lo, hi, acc, x, dy, dwt, zeros, G, M, I, O, K, S, P, L):
-    """The gradient of taps [lo, hi) of channels with a window each."""
+    """The gradient of taps [lo, hi), for channels with their own windows."""
     entries = table()
     bytes_ = address(at(x, G)) - address(x)
     fill(G, zeros, like(x, 0))
@@ -239,7 +239,7 @@ def is_turned(rows, F):
 
 @njit
 def weights_columns(lo, hi, M, acc, x, dy, dwt, ws, C, F, I, O, K, S, P, L):
-    """Rows [lo, hi) of the gradient, from columns of what taps see; made turned where vectors of filters would be emptier.
+    """Rows [lo, hi) of the gradient, from columns of what taps read; transposed if vectors of filters would be emptier.
 
     64 images of 28x28x1 by 20 windows of 5x5: 0.7 ms, without columns 1.3; of 12x12x20 by 50: 2.1 and 2.8 (one Zen 4 core).
     """
@@ -323,7 +323,7 @@ def correlated(lo, hi, M, acc, x, dy, dwt, ws, *shape):
 
 @njit
 def leading(i, K, S, P, L):
-    """Taps along an axis that lead from place i of the input to places of the result."""
+    """The taps along an axis that lead from place i of the input to places of the result."""
     step, k = S // gcd(S, L), 0
     while k < step and (i + P - k * L) % S != 0:
         k += 1
@@ -332,7 +332,7 @@ def leading(i, K, S, P, L):
 
 @njit
 def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L):
-    """The table of what arrives at n pixels of the input from p on, S[2] apart, by those of the taps that lead there."""
+    """The table of what arrives at n pixels of the input from p on, S[2] apart, through the taps that lead there."""
     done, apart = 0, S[2]
     while done < n:
         i, i0, i1, i2 = place(p + done * apart, I)
@@ -355,7 +355,7 @@ def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L
 
 @njit
 def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
-    """The weights of taps of a class, [tap, f, c] in a panel of n columns c; how many such taps there are."""
+    """Pack the weights of a class's taps, [tap, f, c], into a panel of n columns c; returns the number of such taps."""
     t = 0
     for k0 in leading(r0, K[0], S[0], P[0], L[0]):
         for k1 in leading(r1, K[1], S[1], P[1], L[1]):
@@ -375,7 +375,7 @@ def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
 def backward(
     lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy, zero, G, C, F, I, O, K, S, P, L, complete, todo
 ):  # fmt: skip
-    """Products of taps of a class at its pixels among [lo, hi) of the input, ``n`` columns of a group; and what follows the last."""
+    """Products of a class's taps at its pixels in [lo, hi) of the input, ``n`` columns of a group; after the last taps the epilogue."""
     entries = table()
     most = pixels(max(last - first, 1))
     bytes_ = address(at(dy, 1)) - address(dy)
@@ -404,7 +404,7 @@ def backward(
 
 @njit(inline=True)
 def band(depth, pitch, more):
-    """Rows of a band of planes; 0: there is no room for one."""
+    """Rows of a band of planes; 0 if not even one fits."""
     return max((PLANES // max(depth, 1) - 16) // pitch - more, 0)
 
 
@@ -445,7 +445,7 @@ def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L, todo
         n = m * pitch
         over_planes(C, n, found, plane, found, n, found, n, 0, K[1] * K[2], F, wt, F, C * F, 1, entries)
         for q in range(m):
-            turn(C, I[2], at(found, q * pitch), n, lines, FEW)  # which writes whole vectors
+            turn(C, I[2], at(found, q * pitch), n, lines, FEW)  # writes whole vectors
             row = at(dx, (lo + q) * I[2] * C)
             for e in range(I[2]):
                 for c in range(C):
@@ -478,7 +478,7 @@ def add_columns(p, n, columns, dx, lo, hi, C, I, O, K, S, P, L):
 
 @njit
 def backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L, todo):
-    """dx at rows [lo, hi): products of dy's pixels with all taps at once, which are then added where taps lead, in order."""
+    """dx at rows [lo, hi): products of dy's pixels with all taps at once, then added in order where the taps lead."""
     n, panel = K[1] * K[2] * C, WIDE() * lanes(dx)
     weights = at(ws, PLANES)
     for j in range(0, n, panel):
@@ -506,9 +506,9 @@ def backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L, 
 
 @routine("iiipppipp" + SHAPE + TODO)
 def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *more):
-    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] at rows [lo, hi) of ``inner`` pixels, b if biased; and what is to do.
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] at rows [lo, hi) of ``inner`` pixels, b if biased; then the epilogue.
 
-    Pixels of one remainder by the strides are a class: the same taps lead to them.
+    Pixels with equal remainders by the strides form a class: the same taps lead to them.
     """
     (G, C, F), I, O, K, S, P, L, todo = parts(more)
     if (hi - lo) * inner == 0:
@@ -587,13 +587,13 @@ def conv_bwd_x(
 
 @njit(inline=True)
 def sums_of_columns(me, m, n, dy, db, acc):
-    """db (+)= the sums of the columns of dy (m, n), if db is there."""
+    """db (+)= the sums of the columns of dy (m, n), if db is given."""
     if given(me, db):
         lo, hi = share(me, n)
         column_sums(hi - lo, m, n, at(dy, lo), at(db, lo), acc)
 
 
-# transposed: of the convolution of y to x
+# transposed: the convolution from y to x
 @kernel
 def conv_transpose_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,

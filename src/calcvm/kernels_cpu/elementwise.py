@@ -1,7 +1,7 @@
 """Elementwise kernels: loops over the formulas of `calcvm.formulas.elementwise`, and powers.
 
-All are loops of vectors over the worker's rows, so what is written may be any operand of its size.  Rows are shared;
-a broadcast operand is read by every worker.
+All are loops of vectors over the worker's rows, so a result may be any operand of its size.  Rows are shared;
+every worker reads all of a broadcast operand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from calcvm.kernels_cpu._math import Lanes, each, fill, loop_of
 
 
 def _flat(f: Formula) -> None:
-    """The kernel of a formula whose operands are of one shape (rows, cols)."""
+    """The kernel of a formula whose operands have one shape (rows, cols)."""
     words, loop = words_for(f, "rows cols"), flat(f)
     if len(f.words) == len(f.reals):
 
@@ -44,7 +44,7 @@ def _flat(f: Formula) -> None:
 
 
 def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
-    """The kernel of a formula of operands that are broadcast to (d0..d5); d0 is shared."""
+    """The kernel of a formula whose operands are broadcast to (d0..d5); d0 is shared."""
     over = Broadcast(f, strided)
     flat, whole, single, line0, line5 = over.flat, over.whole, over.single, over.line0, over.line5
 
@@ -90,21 +90,21 @@ _flat(CAST)
 
 # ---------------------------------------------------------------- powers
 def power_of(x: V, p: V, low: V, odd: V) -> V:
-    """x**(p + low) as float64, for float64 p; ``odd`` is what (-1)**p is: 1, -1, or NaN for no integer p."""
+    """x**(p + low) as float64, for float64 p; ``odd`` is (-1)**p: 1, -1, or NaN if p is not an integer."""
     wide = x.as_f64()
     size = F.fabs(wide)
-    y = F.power(size, p, low) if x.is_f64 else F.exp(p * F.log(size))  # whose error is far below float32's
-    signed = (-y).where(odd < 0, y)  # of -0 and -inf, which have a power by any p
+    y = F.power(size, p, low) if x.is_f64 else F.exp(p * F.log(size))  # its error is far below float32's
+    signed = (-y).where(odd < 0, y)  # also -0 and -inf, whose powers exist for any p
     y = (y * odd).where(wide < 0, signed.where(wide.bits() < 0, y))
     return signed.where(wide.equals(float("-inf")), y)
 
 
 def _root(x: V) -> V:
-    """x**0.5, which differs from the square root for -0 and -inf."""
+    """x**0.5, which differs from the square root at -0 and -inf."""
     return x.const(float("inf")).where(x.equals(float("-inf")), F.fabs(F.sqrt(x)))
 
 
-# Powers that are something simpler, which is faster and rounded less; others go by logarithms.
+# Powers with a simpler form, which is faster and rounds less; others go by logarithms.
 POWERS: dict[float, Callable[[V], V]] = {
     0.0: lambda x: x.const(1.0),
     1.0: lambda x: x,
@@ -118,7 +118,7 @@ POWERS: dict[float, Callable[[V], V]] = {
 
 
 def powers(formula: Callable, reads: str) -> Any:
-    """A loop ``powers(n, reads..., y, p, low, odd, exponent)``: y = formula(reads..., x**p, exponent), x the last read."""
+    """A loop ``powers(n, reads..., y, p, low, odd, exponent)``: y = formula(reads..., x**p, exponent); x is the last of the reads."""
 
     def by(power: Callable) -> Callable:
         def whole(*given: V) -> V:
@@ -150,7 +150,7 @@ _pow_dx = powers(lambda dy, x, y, p: y.const(0.0).where(dy.as_f64().equals(0.0),
 
 @njit(inline=True)
 def odd_power(p):
-    """What (-1)**p is: 1, -1, or NaN for no integer p."""
+    """(-1)**p: 1, -1, or NaN if p is not an integer."""
     return 1.0 - 4.0 * (0.5 * p - floor(0.5 * p)) if p == floor(p) else np.nan
 
 
@@ -171,5 +171,5 @@ def pow_bwd(me, rows, cols, exponent: Float, dy: Ptr, x: Ptr, dx: Ptr):
         fill(n, at(dx, i), like(dx, 0))
         return
     p = exponent - 1.0
-    low = exponent - (p + 1.0)  # what the difference has lost
+    low = exponent - (p + 1.0)  # the rounding error of the difference
     _pow_dx(n, at(dy, i), at(x, i), at(dx, i), p, low, odd_power(p), exponent)

@@ -44,14 +44,14 @@ vector_bits = fact(lambda target: target.vectors[0])
 @kernel_as("loss_mean", words("rows count", "", ("t_l", "loss")))
 @kernel_as("metric_mean", words("rows count", "", ("t_l", "y")))
 def _mean(me, rows, count, t_l, y):
-    """y = sum_r l[r] / count; worker 0 alone."""
+    """y = sum_r l[r] / count; only worker 0."""
     if me.worker == 0:
         y[0] = rsum(rows, t_l) / like(t_l, count)
 
 
 @kernel
 def metric_root_mean(me, rows, count, t_l: Ptr, y: Ptr):
-    """y = sqrt(sum_r l[r] / count); worker 0 alone."""
+    """y = sqrt(sum_r l[r] / count); only worker 0."""
     if me.worker == 0:
         y[0] = like(t_l, math.sqrt(rsum(rows, t_l) / like(t_l, count)))
 
@@ -72,7 +72,7 @@ def _term(f: Formula) -> None:
 
 
 def _slope(f: Formula) -> None:
-    """The term's slope times dloss / count; rows are shared; in place over what is read."""
+    """The term's slope times dloss / count; rows are shared; in place over any operand."""
     each = scaled(f)
 
     @kernel_as(f.name, words_for(f, "rows cols count", before=("dloss",)), f.own)
@@ -94,7 +94,7 @@ for _loss in [*PAIR_LOSSES.values()]:
 
 # ---------------------------------------------------------------- softmax cross entropy
 def _weighted(q, x, m):
-    """q*(m - x), without 0*inf where a masked class has the score -inf."""
+    """q*(m - x), without 0*inf for a masked class with the score -inf."""
     return q.const(0.0).where(q.equals(0.0), q * (m - x))
 
 
@@ -108,13 +108,13 @@ minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", "fff")
 
 @intrinsic
 def stack(tc, x):
-    """Room on the stack for a vector of x's dtype, or a vector of rows half as long."""
+    """Space on the stack for a vector of x's dtype, or for a vector of half as many rows."""
     element = x.dtype
 
     def codegen(ctx, b, sig, args):
         t = ctx.get_value_type(element)
         n = current().lanes(element.bitwidth)
-        return cgutils.alloca_once(b, t, n * max(n // 2, 1))  # of an array Numba would set every element to 0
+        return cgutils.alloca_once(b, t, n * max(n // 2, 1))  # Numba would set every element of an array to 0
 
     return types.CPointer(element)(x), codegen
 
@@ -124,7 +124,7 @@ def softmax_lanes(e, n, x, y):
     b, mask, first = e.b, e.below(n), ir.Constant(I64, 0)
     v = e.get(x, first, mask)
     known = b.select(mask, v.v, ir.Constant(e.vec, [float("-inf")] * e.lanes))
-    m = _horizontal(e, known, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
+    m = _horizontal(e, known, lambda p, q: p.where(p > q, q))  # may miss a NaN; exp and the sum do not
     terms = F.exp(v - F.V(b, e.splat(m)))
     terms = F.V(b, b.select(mask, terms.v, ir.Constant(e.vec, [0.0] * e.lanes)))
     s = _horizontal(e, terms.v, add)
@@ -135,8 +135,8 @@ def softmax_lanes(e, n, x, y):
 def one_vector(bits=0):
     """Softmax of a row of n elements that fit one vector (of ``bits``): (max x, sum exp(x - max)).
 
-    y = softmax(x), y may be x.  The row never leaves its register, so no masked load waits for a masked
-    store: a pass each for maximum, exp and division takes three times as long (32 rows of 10, Zen 4).
+    y = softmax(x), y may be x.  The row stays in its register, so no masked load waits for a masked store: separate
+    passes for maximum, exp and division take three times as long (32 rows of 10, Zen 4).
     """
 
     @intrinsic
@@ -154,7 +154,7 @@ def one_vector(bits=0):
 
 @intrinsic
 def softmax_weighted(tc, n, x, t, y, hard, soft):
-    """Of a row of n elements that fit one vector, with q = hard*t + soft: (sum exp(x - max), sum q, sum q*(max - x)).
+    """A row of n elements that fit one vector, with q = hard*t + soft: returns (sum exp(x - max), sum q, sum q*(max - x)).
 
     y = softmax(x), y may be x.
     """
@@ -178,9 +178,9 @@ softmax_vector = one_vector()
 
 @njit(inline=True)
 def softmax_row(n, x, y, m, keep):
-    """y = softmax(x), y may be x, m the maximum of x; returns sum exp(x - m).
+    """y = softmax(x), y may be x; m is the maximum of x; returns sum exp(x - m).
 
-    keep : whether y is wanted; if not, it has room for a vector.
+    keep : whether y is needed; if not, it only has space for a vector.
     """
     if n <= lanes(x):
         return softmax_vector(n, x, y)[1]
@@ -193,7 +193,7 @@ def softmax_row(n, x, y, m, keep):
 
 @njit(inline=True)
 def class_of(me, label, n):
-    """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
+    """The label as an index; a label outside 0..n-1 traps (and the index is safe)."""
     if label >= 0 and label < n:
         k = int(label)
         if k == label:
@@ -203,9 +203,9 @@ def class_of(me, label, n):
 
 
 def few_classes(bits=0):
-    """Cross entropy of rows that fit one vector (of ``bits``), against labels: one log a vector of rows.
+    """Cross entropy of rows that fit one vector (of ``bits``), against labels: one log per vector of rows.
 
-    In these functions row k of p begins at k*pitch, which is n, or 0 where p is not wanted.
+    In these functions row k of p begins at k*pitch; pitch is n, or 0 if p is not needed.
     """
     softmax = one_vector(bits)
 
@@ -216,7 +216,7 @@ def few_classes(bits=0):
             rows = min(hi - lo, lanes(p))
             for j in range(rows):
                 k = lo + j
-                picked = logits[k * n + class_of(me, labels[k], n)]  # before p, which may be logits, is set
+                picked = logits[k * n + class_of(me, labels[k], n)]  # before setting p, which may be logits
                 m, s = softmax(n, at(logits, k * n), at(p, k * pitch))
                 sums[j] = s
                 t_l[k] = m - picked
@@ -232,11 +232,11 @@ exp_each = elementwise(F.exp, "v")
 
 @njit(inline=True)
 def short_rows(me, lo, rows, n, logits, labels, p, pitch, t_l, sums):
-    """As `few` for a vector of rows much shorter than it: the exponentials of all of them in one pass."""
+    """As `few` for a vector of rows much shorter than it: one pass computes the exponentials of all of them."""
     p = at(p, lo * pitch)
     for k in range(lo, lo + rows):
         x, y = at(logits, k * n), at(p, (k - lo) * n)
-        picked, m = x[class_of(me, labels[k], n)], x[0]  # before p, which may be logits, is set
+        picked, m = x[class_of(me, labels[k], n)], x[0]  # before setting p, which may be logits
         for j in range(1, n):
             m = max(m, x[j])
         for j in range(n):
@@ -256,7 +256,7 @@ def short_rows(me, lo, rows, n, logits, labels, p, pitch, t_l, sums):
 
 @njit
 def fewest(me, lo, hi, n, logits, labels, p, pitch, t_l):
-    """Cross entropy of very short rows; loops over 2, 3 and 4 classes are unrolled (32x4: 195 ns, 323 without)."""
+    """Cross entropy of very short rows; loops over 2, 3 and 4 classes are unrolled (32x4: 195 instead of 323 ns)."""
     sums = stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
@@ -273,7 +273,7 @@ def fewest(me, lo, hi, n, logits, labels, p, pitch, t_l):
 
 @njit
 def few_weighted(lo, hi, n, logits, target, p, pitch, t_l, hard, soft):
-    """Cross entropy of rows that fit one vector, against probabilities: one log a vector of rows."""
+    """Cross entropy of rows that fit one vector, against probabilities: one log per vector of rows."""
     sums, weights = stack(p), stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
@@ -294,7 +294,7 @@ def softmax_cross_entropy_fwd(
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
-    logits, and may be left out; rows shared.
+    logits or left out; rows shared.
     """
     lo, hi = share(me, rows)
     keep, pitch, y = True, N, p
@@ -349,7 +349,7 @@ def softmax_cross_entropy_bwd(
             dlogits[k * N + class_of(me, target[k], N)] -= hard
 
 
-# ---------------------------------------------------------------- an element of each row
+# ---------------------------------------------------------------- one element of each row
 @kernel
 def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
@@ -360,7 +360,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
 
 @kernel
 def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
-    """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
+    """dx[r, j] = dy[r] if j is index[r], else 0; all of dx is set; rows shared."""
     lo, hi = share(me, rows)
     for k in range(lo * inner * N, hi * inner * N):
         dx[k] = like(dx, 0.0)
@@ -381,7 +381,7 @@ def argmax(x, n):
 
 @kernel
 def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l: Ptr):
-    """l[r] = number of the inner positions of r whose first largest score is the target's class; rows shared."""
+    """l[r] = the number of inner positions of r whose first largest score is the target's class; rows shared."""
     lo, hi = share(me, rows)
     for i in range(lo, hi):
         hits = 0

@@ -1,6 +1,6 @@
-"""Statistics of a batch and normalization: sums whose shape depends on sizes alone.
+"""Statistics of a batch and normalization: sums whose order depends only on sizes.
 
-Rows are cut into chunks, by their number; partial results of each lie in scratch, and the second phase joins them in order.
+Rows are split into chunks, by their number.  The partial results of each chunk are in scratch; the second phase joins them in order.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def rsqrt(var, eps):
 
 @njit(inline=True)
 def in_range(inv):
-    """Whether no square has left the range of numbers, of 1/sqrt(var + eps); not of NaN."""
+    """Whether no square behind 1/sqrt(var + eps) has left the range of numbers; false for NaN."""
     return inv > 0 and inv < like(inv, MOST_INV)
 
 
 @njit
 def deviation(rows, stride, cols, x, centered, eps):
-    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols), by x over its largest: of any magnitude."""
+    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols) of any magnitude: x is scaled by its largest."""
     top, n = 0.0, rows * cols
     for r in range(rows):
         for c in range(cols):
@@ -97,7 +97,7 @@ _by = elementwise(lambda g, inv, a: g * inv * a, "vv", "f")
 
 @njit(inline=True)
 def chunk_of(rows):
-    """Rows of which there is one partial result."""
+    """Rows per partial result."""
     return max((rows + CHUNKS * BLOCK - 1) // (CHUNKS * BLOCK), 1) * BLOCK
 
 
@@ -108,7 +108,7 @@ def chunks_of(rows):
 
 @njit(inline=True)
 def _partial_products(me, R, N, dy, x, mean, ws):
-    """Sums of dy*(x - mean) and dy over each chunk of rows: chunks are shared."""
+    """Sums of dy*(x - mean) and dy over each chunk of rows; chunks are shared."""
     chunk = chunk_of(R)
     lo, hi = share(me, chunks_of(R))
     for p in range(lo, hi):
@@ -128,7 +128,7 @@ def batch_norm_stats(
 ):  # fmt: skip
     """Mean, 1/sqrt(var + eps) and running statistics of channels.  x (R, N), R = rows*inner; others (N).
 
-    Chunks of rows are shared; in the second phase channels, whose partial results are joined.
+    Chunks of rows are shared.  The second phase joins their partial results; it shares channels.
     """
     R = rows * inner
     chunk = chunk_of(R)
@@ -168,7 +168,7 @@ def batch_norm_fwd(
 
 @njit
 def _in_blocks_of_rows(lo, hi, N, x, y, mean, inv, scale, scaled, shift, shifted, todo):
-    """y = (x - mean)*inv*scale + shift of rows [lo, hi), and what is to do then."""
+    """y = (x - mean)*inv*scale + shift of rows [lo, hi), then the epilogue."""
     step = block_of(N, hi - lo, todo)
     for i in range(lo, hi, step):
         m = min(step, hi - i)
@@ -181,9 +181,9 @@ def batch_norm_sums(
     me, phases, rows, inner, N, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
     dscale: Ptr, dshift: Ptr, t_p: Ptr, t_q: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and what dx takes of them.  dy, x (R, N), others (N).
+    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and the coefficients of dx.  dy, x (R, N), others (N).
 
-    Chunks of rows are shared; in the second phase channels, whose partial sums are added up.
+    Chunks of rows are shared.  The second phase adds their partial sums; it shares channels.
     """
     R = rows * inner
     chunks = chunks_of(R)
@@ -217,7 +217,7 @@ def batch_norm_bwd(
     slope(N, (hi - lo) * inner, N, at(dy, k), at(x, k), at(dx, k), mean, inv, scale, there(me, scale), t_p, t_q)
 
 
-# ---------------------------------------------------------------- the same with statistics that are given
+# ---------------------------------------------------------------- of channels, with given statistics
 _slope_by = rows_of(lambda dy, a: dy * a, 1, "v1", lambda var, scale, eps: (scale * rsqrt(var, eps),), "f")
 _times_rsqrt = elementwise(lambda x, var, eps: x * rsqrt(var, eps), "vv", "f")
 
@@ -251,7 +251,7 @@ def batch_norm_inference_sums(
 ):  # fmt: skip
     """dscale = sum dy*(x - mean)/sqrt(var + eps), dshift = sum dy.  dy, x (rows*inner, N), others (N).
 
-    Chunks of rows are shared; in the second phase channels, whose partial sums are added up.
+    Chunks of rows are shared.  The second phase adds their partial sums; it shares channels.
     """
     if me.phase == 0:
         _partial_products(me, rows * inner, N, dy, x, running_mean, ws)
@@ -283,7 +283,7 @@ _rsqrt_of = elementwise(lambda m2, part, eps: rsqrt(m2 * part, eps), "v", "ff")
 
 @njit
 def _statistics(inner, groups, D, eps, x, m, a):
-    """m, a: of each channel the mean and 1/sqrt(var + eps) of its group, of the sample x (inner, groups*D)."""
+    """m, a: for each channel the mean and 1/sqrt(var + eps) of its group, for one sample x (inner, groups*D)."""
     N = groups * D
     moments(N, inner, N, x, m, a)
     part = like(x, 1) / like(x, inner * D)
@@ -337,7 +337,7 @@ def group_norm_fwd(
 
 @njit(inline=True)
 def _expand(groups, D, x, y):
-    """What each group has for each of its channels."""
+    """Each group's number, repeated for each of its channels."""
     if D == 1:
         copy(groups, x, y)
     else:
@@ -347,7 +347,7 @@ def _expand(groups, D, x, y):
 
 @njit
 def _coefficients(groups, D, inv, scale, scaled, less, p, q):
-    """Of the sums dy*(x - mean) in p and dy in q what dx takes; ``less`` : -1 / the size of a group."""
+    """Turn the sums of dy*(x - mean) in p and dy in q into the coefficients of dx; ``less`` : -1 / the size of a group."""
     N = groups * D
     if D == 1:
         if scaled:
@@ -374,7 +374,7 @@ def group_norm_bwd(
     """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of groups.
 
     dy, x, dx (rows, inner, groups*D), scale (groups*D), mean, inv (rows, groups).  dx may be dy or x.  Chunks of rows are shared,
-    and in the second phase channels; without dscale and dshift rows.
+    and channels in the second phase; without dscale and dshift, rows are.
     """
     N = groups * D
     chunk = max((rows + CHUNKS - 1) // CHUNKS, 1) if affine else 1
@@ -411,7 +411,7 @@ _add_times = elementwise(lambda s, x, y: fma(x, y, s), "vvv")
 
 @njit(inline=True)
 def _add_up(me, N, chunks, apart, dscale, dshift, ws, shifted):
-    """The sums of chunks' two vectors of N, those of chunks ``apart``, the second if ``shifted``: columns are shared."""
+    """Add the chunks' two vectors of N, which lie ``apart``; the second if ``shifted``.  Columns are shared."""
     lo, hi = share(me, N)
     if given(me, dscale):
         _column_sums(hi - lo, chunks, apart, at(ws, lo), at(dscale, lo), like(ws, 1))
@@ -429,7 +429,7 @@ _plain = elementwise(lambda x, m, a: (x - m) * a, "v", "ff")
 _scaled = elementwise(lambda x, w, m, a: (x - m) * (a * w), "vv", "ff")
 _shifted = elementwise(lambda x, c, m, a: fma(x - m, a, c), "vv", "ff")
 _scaled_shifted = elementwise(lambda x, w, c, m, a: fma(x - m, a * w, c), "vvv", "ff")
-TOGETHER = 8  # vectors at most whose sums are taken before their slopes, which find them in the cache
+TOGETHER = 8  # vectors at most whose sums come before their slopes, which then find them in cache
 _slopes_and_sums, _slopes, _sums_alone = (
     vector_slopes(True, True),
     vector_slopes(True, False),
@@ -453,7 +453,7 @@ def _write(me, N, x, scale, shift, y, m, a):
 
 @njit(inline=True)
 def _of_vector(N, x, centered, eps):
-    """Mean (0 if not ``centered``) and 1/sqrt(var + eps)."""
+    """Mean (0 if not ``centered``) and 1/sqrt(var + eps) of a vector."""
     m = x[0] + _less_sum(N, x, x[0]) / like(x, N) if centered else like(x, 0)
     a = like(x, 1) / sqrt(_squares(N, x, m) / like(x, N) + like(x, eps))
     if in_range(a):
@@ -496,7 +496,7 @@ def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv
 
 @njit(inline=True)
 def _numbers(me, vectors, N, dy, x, scale, mean, inv, of, centered):
-    """Of each vector m, a, p and q in dx = (dy*scale + (x - m)*p)*a + q."""
+    """The numbers m, a, p and q of each vector, for dx = (dy*scale + (x - m)*p)*a + q."""
     for i in range(vectors):
         k, a = i * N, inv[i]
         m = mean[i] if centered else like(x, 0)
@@ -511,7 +511,7 @@ def _numbers(me, vectors, N, dy, x, scale, mean, inv, of, centered):
 
 @njit(inline=True)
 def most_chunks(N):
-    """Chunks of vectors of N, at most: partial sums of long ones take no more than PARTIAL, if there are more than four."""
+    """The most chunks for vectors of N: more than four only if their partial sums fit PARTIAL."""
     n = CHUNKS
     while n > 4 and n * N > PARTIAL:
         n //= 2
@@ -520,7 +520,7 @@ def most_chunks(N):
 
 @njit(inline=True)
 def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, centered):
-    """Chunks of all R vectors are shared, and in the second phase their sums' columns; where ``affine`` is 0 rows."""
+    """Chunks of all R vectors are shared, and the columns of their sums in the second phase; rows if ``affine`` is 0."""
     most = most_chunks(N)
     chunk = max((R + most - 1) // most, 1) if affine else inner
     chunks = (R + chunk - 1) // chunk if affine else rows
@@ -575,7 +575,7 @@ INF = float("inf")
 
 
 def _upper(x):
-    """A number that brings what is divided by a square into the range again, and is taken away later."""
+    """A factor that brings a quotient by a square back into range; it is divided out later."""
     return x.pick(2.0**63, 2.0**511)
 
 
@@ -584,7 +584,7 @@ _start = elementwise(lambda x, k: x + k, "v", "f")
 _plus_and_sum = reduction(add, 0.0, lambda x, y: x + y, "vv", store=True)
 _product3 = elementwise(lambda t, x, d, a: t * (x * _upper(x) / d) * a, "vvv", "f")
 _less_product = elementwise(lambda t, x, s: fma(x * (-1 / _upper(x)), s, t), "vvv")
-_root34 = elementwise(lambda x, d: x / (d.call("sqrt") * d.call("sqrt").call("sqrt")), "vv")  # d^1.5 may be too large
+_root34 = elementwise(lambda x, d: x / (d.call("sqrt") * d.call("sqrt").call("sqrt")), "vv")  # d^1.5 may overflow
 
 
 @njit(inline=True)
@@ -598,7 +598,7 @@ def _scaled_base(N, size, part, k, x, c, unit):
 
 @njit(inline=True)
 def _largest(N, x):
-    """The largest finite size of an element, 1 at least."""
+    """The largest finite magnitude of an element, at least 1."""
     top = 1.0
     for c in range(N):
         size = abs(float(x[c]))
@@ -608,7 +608,7 @@ def _largest(N, x):
 
 @njit
 def _large_forward(N, size, part, beta, k, x, y):
-    """y = x * d^-beta of a row whose squares are too large."""
+    """y = x * d^-beta, for a row whose squares overflow."""
     unit = _largest(N, x)
     for c in range(N):
         base = _scaled_base(N, size, part, k, x, c, unit)
@@ -617,7 +617,7 @@ def _large_forward(N, size, part, beta, k, x, y):
 
 @njit
 def _large_backward(N, size, part, beta, k, dy, x, dx):
-    """dx of such a row."""
+    """dx, for a row whose squares overflow."""
     unit = _largest(N, x)
     for c in range(N):
         total = own = 0.0
@@ -629,7 +629,7 @@ def _large_backward(N, size, part, beta, k, dy, x, dx):
         dx[c] = like(x, own - 2 * part * beta * (x[c] / unit) * total)
 
 
-_power = elementwise(lambda x, d, beta: x / d.call("sqrt") * F.exp(F.log(d) * (0.5 - beta)), "vv", "f")  # as there
+_power = elementwise(lambda x, d, beta: x / d.call("sqrt") * F.exp(F.log(d) * (0.5 - beta)), "vv", "f")  # as above
 
 
 @njit(inline=True)
@@ -646,7 +646,7 @@ ROOM = 256  # elements of scratch that rows of few channels share, as in ops.nor
 
 @njit(inline=True)
 def _window_sums(L, size, first, padded, d):
-    """d = first + the sum of ``size`` neighbours in ``padded``, L of them."""
+    """d = first + the sum of ``size`` neighbours in ``padded``, for L places."""
     if size == 0:
         fill(L, d, first)
         return
@@ -657,9 +657,9 @@ def _window_sums(L, size, first, padded, d):
 
 @njit(inline=True)
 def _bases(rows, N, size, part, k, x, padded, d):
-    """d = k + part * sum of x^2 over ``size`` channels; rows are N + size apart, the places between those of x^2 are 0.
+    """d = k + part * sum of x^2 over ``size`` channels; rows are N + size apart, with zeros between those of x^2.
 
-    Returns their sum, which is finite where all are, if they are not enormous.
+    Returns their sum.  It is finite if all are finite and not huge.
     """
     S = N + size
     for r in range(rows):
@@ -715,7 +715,7 @@ def local_response_norm_bwd(
         if not total < INF:
             for r in range(n):
                 if not rsum(N, at(d, r * S)) < INF:
-                    t[r * S] = like(x, INF)  # for below, where d is something else
+                    t[r * S] = like(x, INF)  # marks the row for below, where d has been overwritten
         _window_sums(n * S - size, size, like(x, 0), terms, d)
         for r in range(n):
             at_row = (i + r) * N

@@ -1,6 +1,6 @@
 """Optimizer updates, step counter and schedule, clipping, penalties (see `calcvm.ops.optimizers`).
 
-An update is a loop of its formula (`calcvm.formulas.optimizers`) for each case of clipping and decay.
+An update is a loop of its formula (`calcvm.formulas.optimizers`), compiled for each case of clipping and decay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from calcvm.kernels_cpu._target import current
 
 @njit(inline=True)
 def span(me, rows, cols):
-    """Elements of the rows that this worker owns."""
+    """The elements of the rows that this worker owns."""
     lo, hi = share(me, rows)
     return lo * cols, hi * cols
 
@@ -56,7 +56,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
     """A loop ``each(n, start, given)``; given : p, g, state, hyper."""
 
     def new(*values: V) -> tuple[V, ...]:
-        """Of p, g, state, the scale, the decay, and what else the update uses."""
+        """The new values, from p, g, state, the scale, the decay, and the update's further operands."""
         k = 2 + len(op.state)
         return op(values[k] if clip else None, values[k + 1] if decay else None, *values[:k], *values[k + 2 :])
 
@@ -114,28 +114,28 @@ _tick, _rate_table, _rate_scale, _decay_scale = map(
 
 @kernel
 def tick(me, schedule, hyper: Ptr.float64):
-    """t += 1, and what depends on it alone.  Worker 0 alone."""
+    """t += 1, and the values that depend only on it.  Only worker 0."""
     if me.worker == 0:
         _tick(hyper, schedule)
 
 
 @kernel
 def rate_table(me, n, every, table: Ptr, hyper: Ptr.float64):
-    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Worker 0 alone."""
+    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Only worker 0."""
     if me.worker == 0:
         _rate_table(hyper, n, every, table)
 
 
 @kernel
 def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
-    """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
+    """scaled = hyper, its lr_t and step_size_t times factor.  Only worker 0."""
     if me.worker == 0:
         _rate_scale(hyper, scaled, factor)
 
 
 @kernel
 def decay_scale(me, factor: Float, scaled: Ptr.float64):
-    """scaled's weight_decay *= factor.  Worker 0 alone."""
+    """scaled's weight_decay *= factor.  Only worker 0."""
     if me.worker == 0:
         _decay_scale(scaled, factor)
 
@@ -150,12 +150,12 @@ def clip_value(me, rows, cols, g: Ptr, hyper: Ptr.float64):
         g[i] = minimum(maximum(g[i], -c), c)
 
 
-SMALL = 2.0**-540  # what float64 is multiplied by where its squares are too large
+SMALL = 2.0**-540  # factor for float64 values whose squares overflow
 
 
 @njit(fastmath=REASSOC)
 def sum_of_squares(x, n, unit):
-    """Of x*unit, in float64."""
+    """The sum of squares of x*unit, in float64."""
     s = 0.0
     for i in range(n):
         v = x[i] * unit
@@ -165,7 +165,7 @@ def sum_of_squares(x, n, unit):
 
 @njit
 def norm(x, n):
-    """The root of the sum of squares, also where these are too large."""
+    """The root of the sum of squares, even if these overflow."""
     squares = sum_of_squares(x, n, 1.0)
     return math.sqrt(squares) if squares < np.inf else math.sqrt(sum_of_squares(x, n, SMALL)) / SMALL
 
@@ -186,7 +186,7 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
 
 @kernel
 def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
-    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)); worker 0 alone.  NaN stays."""
+    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)); only worker 0.  NaN stays."""
     if me.worker != 0:
         return
     scale = hyper[CLIP_NORM] / (norm(s, n) + 1e-6)

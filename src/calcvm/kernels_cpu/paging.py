@@ -1,8 +1,10 @@
-"""Kernels that move values between the heap and its pages, a file.
+"""Kernels that move values between the heap and its pages, which are in a file.
 
-The file's descriptor stands in the heap's first block, plus one (0: there is no file).  A page lies in the file as far from its
-begin as its operand from the heap's.  What is written the system is told to write to the disk at once, and what is to be read
-soon to read: it does so beside the rows that follow, by threads of its own.
+The heap's first block holds the file's descriptor plus one (0: there is no file).  A page's offset in the file is its
+operand's offset in the heap.  The system starts to write pages to the disk at once, and starts to read pages that will be
+needed soon; its own threads do this while the next rows run.
+
+A helper thread of calcvm would do no more than the system's threads, and would need a core.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ I64 = ir.IntType(64)
 
 @intrinsic
 def address(tc, pointer):
-    """A pointer as a number."""
+    """A pointer as an integer."""
     return types.int64(pointer), lambda ctx, b, sig, args: b.ptrtoint(args[0], I64)
 
 
 @intrinsic
 def bytes_of(tc, pointer):
-    """Of an element that a pointer points to: a constant when compiled."""
+    """The bytes of an element that a pointer points to: a constant at compile time."""
     width = pointer.dtype.bitwidth // 8
     return types.int64(pointer), lambda ctx, b, sig, args: I64(width)
 
 
 @intrinsic
 def file_of(tc, heap):
-    """The descriptor of the heap's file; -1: there is none."""
+    """The descriptor of the heap's file; -1 if there is none."""
 
     def codegen(ctx, b, sig, args):
         word = b.load(b.gep(b.bitcast(args[0], I64.as_pointer()), [I64(PAGES)]))
@@ -48,7 +50,7 @@ def file_of(tc, heap):
 
 
 def _mover(call):
-    """Moves a worker's share between cells and a page by a call of the system; the bytes of the share, or a trap."""
+    """Moves a worker's share between cells and a page by a system call; returns the bytes of the share, or traps."""
 
     @njit
     def move(me, n, cells, page):

@@ -1,4 +1,4 @@
-"""Kernels of rows whose equation says all: see `_plain`.  What a row's equation is, is found when its kernel is compiled."""
+"""Kernels of rows that are given by their equation alone, see `_plain`.  The equation is evaluated when the kernel is compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calcvm.kernels_cpu._plain import kernel_of
 
 
 def add(row: Plain | Row, own: bool = False) -> None:
-    """The kernel of a row; ``own`` : of a user's, which no other process knows."""
+    """Register the kernel of a row; ``own`` : a user's row, which no other process knows."""
     loops = kernel_of(lambda: row.plain if isinstance(row, Row) else row)
     typed = [f"{name}.{row.types[name]}" if name in row.types else name for name in row.operands]
 
@@ -22,7 +22,7 @@ def add(row: Plain | Row, own: bool = False) -> None:
 
 
 def state(row: Stated) -> None:
-    """The kernel of a row that is a user's equation: the row's name says which, so that compiled code is kept by it."""
+    """Register the kernel of a user's equation.  The row's name identifies the equation, so its code can be cached by name."""
     if row.name not in KERNELS:
         add(row.plain)
 

@@ -1,7 +1,8 @@
-"""Pooling of images that lie channels last.
+"""Pooling of channels-last images.
 
-Forward: a window after the other, or along the last axis all whose taps are inside, where they lie at one distance.  Backward: an element
-of dx gathers from the windows that have it, so a worker writes its own elements alone, in one order for any team.
+Forward: windows run one by one, or together along the last axis if all their taps are inside, where their distance is constant.
+Backward: an element of dx gathers from the windows that contain it, so a worker writes only its own elements, in the same order
+for any team.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from calcvm.kernels_cpu.elementwise import odd_power, power_of, power_y, powers
 
 taps, covering, counted, adaptive = map(njit, (windows.taps, windows.covering, windows.counted, windows.adaptive))
 NONE = -1  # of padding: it is not counted
-MANY = 64  # taps from which on a window is cheaper by scattering its one element than by looking at all
+MANY = 64  # from this many taps on, scattering a window's one element is cheaper than looking at all
 
 _sums, _sums_too = sums("as_they_are"), sums("too", add=True)
 _squares = sums("squares", lambda x: x * x)
@@ -40,10 +41,10 @@ _times_power = powers(lambda d, x, z, a: d.as_f64() * z, "vv")
 
 # ---------------------------------------------------------------- forward
 def _forward(windows: Any) -> Any:
-    """What sets the rows [lo, hi) of y, (N*OD, OH, OW, C), by ``windows(args, m, n, gap, loops, t, i, o, count)``.
+    """A function that sets rows [lo, hi) of y, (N*OD, OH, OW, C), by ``windows(args, m, n, gap, loops, t, i, o, count)``.
 
-    m windows, ``gap`` apart in x, of n elements each.  loops : (na, nb, nc, sa, sb, sc).  t : (t, ta, tb).  i, o : of the first tap
-    in x, and of the output.  D, H, W : axes.
+    It covers m windows, ``gap`` apart in x, of n elements each.  loops : (na, nb, nc, sa, sb, sc).  t : (t, ta, tb).  i, o : offsets of
+    the first tap in x and of the output.  D, H, W : axes.
     """
 
     @njit
@@ -107,23 +108,23 @@ def _tile(a):
 
 @njit(inline=True)
 def _step(a):
-    """How far windows that have one element are apart."""
+    """The distance between successive windows that contain one element."""
     return a.d // gcd(a.s, a.d)
 
 
 def _backward(gather: Any, scatter: Any) -> Any:
-    """What sets the rows [lo, hi) of dx, (N*D, H, W, C).
+    """A function that sets rows [lo, hi) of dx, (N*D, H, W, C).
 
     Elements gather: ``gather(args, m, n, gap, to_gap, loops, t, o, i)`` sets n elements at each of m places, ``gap`` apart in dy and
-    ``to_gap`` in dx; loops : (na, nb, nc, sa, sb, sc) over the windows that have them, t : (t, ta, tb, tc) that they are there.  Where
-    windows are tiles they scatter, which is one load for several stores: ``scatter(args, m, n, gap, nc, sc, t, o, i)`` sets the nc taps
-    of m windows of n elements.  o, i : of the first window in dy, and of the first element.
+    ``to_gap`` in dx; loops : (na, nb, nc, sa, sb, sc) over the windows that contain them, t : (t, ta, tb, tc) their taps there.
+    Windows that are tiles scatter, with one load for several stores: ``scatter(args, m, n, gap, nc, sc, t, o, i)`` sets the nc taps
+    of m windows of n elements.  o, i : offsets of the first window in dy, and of the first element.
     """
 
     @njit
     def by_elements(args, C, W, first, last, na, nb, sa, sb, t, ta, tb, y, x):
         step = _step(W)
-        begin = min(max((W.k - 1) * W.d - W.p, first), last)  # of elements all whose windows there are
+        begin = min(max((W.k - 1) * W.d - W.p, first), last)  # of elements that no window lacks
         end = min(max(W.out * W.s - W.p, begin), last)
         i = first
         while i < last:
@@ -187,9 +188,10 @@ def _backward(gather: Any, scatter: Any) -> Any:
 
 
 def _one_by_one(window: Any) -> Any:
-    """The same where windows differ: ``window(args, m, n, nc, C, gap, count, o, i)`` adds to n elements what they have of nc windows.
+    """The same for windows that differ: ``window(args, m, n, nc, C, gap, count, o, i)`` adds the shares of nc windows to n elements.
 
-    At m places, ``gap`` apart in dx.  Neighbours with the same windows along the last axis but one gather together, other windows scatter.
+    It covers m places, ``gap`` apart in dx.  Neighbours in the same windows, except along the last axis, gather together; other
+    windows scatter.
     """
 
     @njit(inline=True)
@@ -198,7 +200,7 @@ def _one_by_one(window: Any) -> Any:
 
     @njit
     def line(args, C, W, begin, end, of_h, y, x):
-        """What the windows of one row have for one row of elements."""
+        """Add the shares of one row of windows to one row of elements."""
         if begin == end:
             for c in range(W.out):
                 i, _, nc = taps(c, W)
@@ -215,7 +217,7 @@ def _one_by_one(window: Any) -> Any:
     @njit
     def rows(args, lo, hi, C, D, H, W):
         dx, step_d, step_h = args[0], _step(D), _step(H)
-        begin = end = W.size  # of elements whose windows along the last axis all lie inside
+        begin = end = W.size  # of elements whose windows along the last axis are all inside
         if W.s == 1 and W.d == 1:
             begin = min(W.k - 1, W.size)
             end = max(min(W.size - W.k, W.out - 1 - W.p) + 1, begin)
@@ -237,7 +239,7 @@ def _one_by_one(window: Any) -> Any:
 
 @njit(inline=True)
 def _even(a):
-    """Whether all windows count the same."""
+    """Whether all windows have the same count."""
     inside = (a.out - 1) * a.s + a.k <= a.size + a.p + max(a.q, 0)
     return a.s > 0 and inside and (a.q >= 0 or a.p == 0)
 
@@ -275,13 +277,13 @@ _tops, _tops_and_places, _chosen = _forward(_top), _forward(_top_and_place), _ba
 
 @njit(inline=True)
 def _start(o, a):
-    """Where window o begins, inside the axis or not."""
+    """The place where window o begins, inside the axis or not."""
     return o * a.s - a.p if a.s > 0 else o * a.size // a.out
 
 
 @njit(inline=True)
 def _touching(first, last, a):
-    """The windows that may have one of the elements from first to last."""
+    """The windows that may contain one of the elements from first to last."""
     if a.s == 0:
         return first * a.out // a.size, (last * a.out + a.size - 1) // a.size
     return max(-(((a.k - 1) * a.d - first - a.p) // a.s), 0), min((last - 1 + a.p) // a.s + 1, a.out)
@@ -289,14 +291,14 @@ def _touching(first, last, a):
 
 @njit(inline=True)
 def _offset(t, C, D, H, W):
-    """How far tap t is from where its window begins."""
+    """The offset of tap t from the start of its window."""
     i = t // W.k
     return (((i // H.k) * D.d * H.size + i % H.k * H.d) * W.size + t % W.k * W.d) * C
 
 
 @njit
 def _scattered(dx, dy, index, lo, hi, C, D, H, W):
-    """The same, each window once, an element at a time: where vectors of C elements are no gain, or taps many."""
+    """The same, visiting each window once and each element singly: for few channels C, or many taps."""
     row, n_taps, offset = H.size * W.size * C, D.k * H.k * W.k, table()
     for t in range(min(n_taps, TABLE)):
         offset[t] = _offset(t, C, D, H, W)
@@ -316,7 +318,7 @@ def _scattered(dx, dy, index, lo, hi, C, D, H, W):
                     x = (line + _start(g, W)) * C
                     for c in range(n):
                         t = np.int64(index[y + c])
-                        if 0 <= t < n_taps:  # data from elsewhere may be any
+                        if 0 <= t < n_taps:  # data from elsewhere may be anything
                             to = x + c + (offset[t] if n_taps <= TABLE else _offset(t, C, D, H, W))
                             if first <= to < last:
                                 dx[to] += dy[y + c]
@@ -328,7 +330,7 @@ def _scattered(dx, dy, index, lo, hi, C, D, H, W):
 def max_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
 ):
-    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     if given(me, index):
@@ -344,7 +346,7 @@ def max_pool_bwd(
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
-    # (8, 28, 28, 20) by 3x3, 2 apart, on Zen 4: 37 us, and 60; of 32 channels 57, and 57
+    # (8, 28, 28, 20) by 3x3, 2 apart, on Zen 4: 37 instead of 60 us; with 32 channels 57 either way
     few = C < (lanes(dx) if _tile(u) else 2 * lanes(dx))
     if 8 * C <= lanes(dx) or (few and sw > 1):
         _scattered(dx, dy, index, lo, hi, C, z, v, u)
@@ -354,7 +356,7 @@ def max_pool_bwd(
 
 @kernel
 def adaptive_max_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr, index: Ptr.int32):
-    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
     if given(me, index):
         _tops_and_places((x, y, index), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
@@ -426,7 +428,7 @@ def _after(padded, q):
 def avg_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
 ):
-    """y = the sum of x in the window / what it counts; N*OD rows are shared."""
+    """y = the sum of x in the window / its count; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
     z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
     _means((x, y), lo, hi, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
@@ -436,7 +438,7 @@ def avg_pool_fwd(
 def avg_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
 ):
-    """dx = the sum of dy / what a window counts, over those that have the element; all of dx is set; N*D rows are shared."""
+    """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
     z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
     _from_means(me, N, C, dy, dx, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
@@ -450,7 +452,7 @@ def adaptive_avg_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr):
 
 @kernel
 def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
-    """dx = the sum of dy / elements of the window, over those that have the element; all of dx is set; N*D rows are shared."""
+    """dx = the sum of dy / the window's size, over windows that contain the element; all of dx is set; N*D rows are shared."""
     _from_means(me, N, C, dy, dx, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
@@ -479,7 +481,7 @@ _sums_of_powers, _slopes = _forward(_powers_in_window), _forward(_slope_of_windo
 def lp_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
 ):
-    """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole one; N*OD rows are shared."""
+    """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole window; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     args, row, root = (x, y, power, odd_power(power), kd * kh * kw), OH * OW * C, 1.0 / power
@@ -493,7 +495,7 @@ def lp_pool_bwd_y(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, dy: Ptr, y: Ptr,
     t_g: Ptr,
 ):  # fmt: skip
-    """g = k/count * dy*y^(1 - p), 0 where y is; N*OD rows are shared; g may be dy or y."""
+    """g = k/count * dy*y^(1 - p), 0 where y is 0; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     less, row = 1.0 - power, OH * OW * C
@@ -509,7 +511,7 @@ def lp_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, t_g: Ptr, x: Ptr,
     dx: Ptr,
 ):  # fmt: skip
-    """dx = x^(p - 1) * the sum of g over the windows that have the element; all of dx is set; N*D rows are shared."""
+    """dx = x^(p - 1) * the sum of g over the windows that contain the element; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     _sums_of_windows((dx, t_g, like(dx, 1)), lo, hi, C, z, v, u)

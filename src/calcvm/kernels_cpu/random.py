@@ -26,7 +26,7 @@ def _key(seed: V, counter: V, stream: V) -> V:
 
 @intrinsic
 def key_of(tc, seed, counter, stream):
-    """The key that one row of one step hashes its element indexes with."""
+    """The key with which a row of a step hashes its element indexes."""
     i64 = types.int64
     return i64(i64, i64, i64), lambda ctx, b, sig, args: _key(*(V(b, a) for a in args)).v
 
@@ -44,7 +44,7 @@ def bits_of(tc, key, index):
 
 
 def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
-    """x*scale where the element's random bits are not below the threshold, else 0."""
+    """x*scale if the element's random bits are not below the threshold, else 0."""
     return (x * scale).where(_bits(key, index) >= threshold, 0.0)
 
 
@@ -54,7 +54,7 @@ ALL = 4611686018427387904.0  # 2**62
 
 @njit
 def _masked(n, first, stream, x, rng, rate, y):
-    """Of n elements, from the ``first`` of a row on, x/(1 - rate) or 0; y may be x."""
+    """x/(1 - rate) or 0 for n elements, from the ``first`` of a row on; y may be x."""
     p = rate[0]
     p = 0.0 if not p > 0 else 1.0 if p > 1 else p
     _loop_dropout(n, x, y, first, like(x, 1.0 / (1.0 - p)), key_of(rng[0], rng[1], stream), int(p * ALL))
@@ -84,7 +84,7 @@ _shows = njit(padding_of)
 
 @njit
 def _drawn(drawn, key, k, room, rate):
-    """Where along an axis a crop begins, of ``room`` + 1 places, and whether it is mirrored; k : the image's for this axis."""
+    """The start of a crop along an axis, one of ``room`` + 1 places, and whether it is mirrored; k : the image's number for this axis."""
     if not drawn:
         return room // 2, False
     return bits_of(key, k) % (room + 1), bits_of(key, k + 3) < int(rate * ALL)
@@ -92,7 +92,7 @@ def _drawn(drawn, key, k, room, rate):
 
 @njit
 def _shown_at(mode, o, e, d, p, start, mirrored):
-    """The element of an axis of d that element o of the e of a crop shows, or -1."""
+    """The element of an axis of d that element o of a crop of e takes, or -1."""
     return _shows(mode, start + (e - 1 - o if mirrored else o), d, p)
 
 
@@ -109,12 +109,12 @@ def crop_fwd(
     sd, sh, sw, md, mh, mw = 0, 0, 0, False, False, False
     for u in range(lo, hi):
         plane = u // ED
-        if plane // A * 6 != k:  # once an image
+        if plane // A * 6 != k:  # once per image
             k = plane // A * 6
             sd, md = _drawn(drawn, key, k, D + 2 * pd - ED, fd)
             sh, mh = _drawn(drawn, key, k + 1, H + 2 * ph - EH, fh)
             sw, mw = _drawn(drawn, key, k + 2, W + 2 * pw - EW, fw)
-        first, last = (0, 0) if mw else (max(pw - sw, 0), min(W + pw - sw, EW))  # what lies in x as it does in y
+        first, last = (0, 0) if mw else (max(pw - sw, 0), min(W + pw - sw, EW))  # the part that lies in x as in y
         d = _shown_at(mode, u % ED, ED, D, pd, sd, md)
         for o in range(EH):
             h = _shown_at(mode, o, EH, H, ph, sh, mh)

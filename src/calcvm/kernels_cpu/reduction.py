@@ -1,4 +1,4 @@
-"""Reductions and softmax.  Sums have a fixed shape: blocks by vectors, their totals in float64 or by blocks again."""
+"""Reductions and softmax.  Sums have a fixed order: blocks by vectors, whose totals are summed in float64 or by blocks again."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from calcvm.kernels_cpu._math import (
     scale,
 )
 
-BLOCK = 4096  # elements of a row that are summed together, by one worker: as in ops.reduction
+BLOCK = 4096  # elements of a row that one worker sums together: as in ops.reduction
 
 
 @njit(inline=True)
 def add_exactly(total, lost, x):
-    """As that of `_math`."""
+    """As `_math.add_exactly`."""
     x -= lost
     new = total + x
     rounded = (new - total) - x
@@ -45,7 +45,7 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
 
     @njit(inline=True)
     def row(R, x):
-        """In blocks, as a team sums it.  A single one has code of its own: 4096 rows of 3 take half the time."""
+        """In blocks, as a team sums it.  A single block has separate code: 4096 rows of 3 take half the time."""
         if R <= BLOCK:
             return float(part(R, x))
         total = lost = 0.0
@@ -77,9 +77,9 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
 
     @kernel_as(f"{name}_fwd")
     def run(me, phases, O, R0, K0, R1, K1, R2, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
-        """y = the sum of the terms over R; O is shared, or what is kept below it (by = 1).
+        """y = the sum of the terms over R; O is shared, or the kept elements below it (by = 1).
 
-        One long row: its blocks are shared, and added up by the owner of y in the second phase.
+        If there is only one long row, its blocks are shared; in the second phase the owner of y adds them.
         """
         R = R0 * R1 * R2
         factor, blocks = like(x, 1) / like(x, R) if mean else like(x, 1), (R + BLOCK - 1) // BLOCK
@@ -98,7 +98,7 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
             lo, hi = share(me, kept)
         else:
             first, last = share(me, O)
-        # Loops of their own: 4096 rows of 3 take 15 us, and 50 in those below; 64 of (16, 64) columns 3 us, and 7.
+        # Separate loops: 4096 rows of 3 take 15 us instead of 50 in those below; 64 of (16, 64) columns 3 us instead of 7.
         if together and I == 1:
             for k in range(first * kept + lo, (last - 1) * kept + hi):
                 y[k] = like(x, row(R2, at(x, k * R2))) * factor
@@ -131,9 +131,9 @@ _times = elementwise(lambda dy, x, a: a * dy * x, "vv", "f")
 
 @njit(inline=True)
 def _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, factor, x, by_x):
-    """dx[o,k,r] = factor*dy[o,k], ``by_x`` times x[o,k,r]; all of dx is set; O*R0 rows are shared."""
+    """dx[o,k,r] = factor*dy[o,k], times x[o,k,r] if ``by_x``; all of dx is set; O*R0 rows are shared."""
     lo, hi = share(me, O * R0)
-    rows = max(hi - lo, 1) if O * K0 * R1 * K1 * I == 1 else 1  # that one dy is for
+    rows = max(hi - lo, 1) if O * K0 * R1 * K1 * I == 1 else 1  # rows that share one dy
     for u in range(lo, hi, rows):
         to = u * K0 * R1 * K1 * R2
         for k0 in range(K0):
@@ -155,7 +155,7 @@ def _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, factor, x, by_x):
 
 
 def _sum_bwd(name: str, reads: str, factor) -> None:  # type: ignore[no-untyped-def]
-    """``factor(dy, R)`` : what dy is multiplied by, beside x where that is read."""
+    """``factor(dy, R)`` : the multiplier of dy, besides x if that is read."""
     factor, by_x = njit(inline=True)(factor), reads == "x"
 
     @kernel_as(f"{name}_bwd", words("O R0 K0 R1 K1 R2 I by", "", ("dy", *reads, "dx")))

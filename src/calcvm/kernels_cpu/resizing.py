@@ -1,4 +1,4 @@
-"""Kernels that make axes larger or smaller: padding, and images scaled to another size."""
+"""Kernels that enlarge or shrink axes: padding, and scaling of images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _mix4 = elementwise(lambda a, b, c, d, u, v, s, t: s * (u * a + v * b) + t * (u 
 # ---------------------------------------------------------------- padding
 @njit
 def _line(mode, d, p, q, n, value, x, y):
-    """y = x with p before its d and q after them, each n elements."""
+    """y = x with p elements before its d and q after them, of n numbers each."""
     copy(d * n, x, at(y, p * n))
     if mode == CONSTANT:
         fill(p * n, y, value)
@@ -35,7 +35,7 @@ def _line(mode, d, p, q, n, value, x, y):
 
 @njit
 def _fold(mode, first, d, p, q, n, dy, dx):
-    """dx = (or += where it is not the ``first``) what `_line` took, from where it put it."""
+    """dx = (or += if not ``first``) the gradient of `_line`: the sum of dy over the places of each element."""
     if first:
         copy(d * n, at(dy, p * n), dx)
     else:
@@ -68,7 +68,7 @@ def pad_fwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 
 @kernel
 def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, mode, dy: Ptr, dx: Ptr):
-    """dx[i] = sum of dy where y is x[i], in a fixed order.  The leading two axes of dx are shared."""
+    """dx[i] = the sum of dy where y is x[i], in a fixed order.  The leading two axes of dx are shared."""
     e1, e2, e3, line = d1 + p1 + q1, d2 + p2 + q2, d3 + p3 + q3, (d4 + p4 + q4) * n
     lo, hi = share(me, d0 * d1)
     for u in range(lo, hi):
@@ -91,7 +91,7 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 # ---------------------------------------------------------------- scaling
 @njit
 def _place(mode, align, o, n, step):
-    """Of element o of a scaled axis: the one of n that it is or that lies before it, and the weight of the next.
+    """For element o of a scaled axis: the element of n at its place or before it, and the weight of the next.
 
     Nearest as in PyTorch: the place is rounded to float32 in any heap.
     """
@@ -108,7 +108,7 @@ def _place(mode, align, o, n, step):
 
 @njit
 def _first(mode, align, i, n, to, step):
-    """The first of ``to`` elements whose place is i or lies after it."""
+    """The first of ``to`` elements whose place is i or after it."""
     lo, hi = 0, to
     while lo < hi:
         o = (lo + hi) // 2
@@ -121,7 +121,7 @@ def _first(mode, align, i, n, to, step):
 
 @njit
 def _weight(mode, align, o, i, n, step):
-    """Of element i of n in the o-th of the scaled axis."""
+    """The weight of element i of n in element o of the scaled axis."""
     j, t = _place(mode, align, o, n, step)
     if j == i:
         return like(step, 1) - t
@@ -130,7 +130,7 @@ def _weight(mode, align, o, i, n, step):
 
 @njit(inline=True)
 def _between(n, x, apart, t, y):
-    """y = the mean of n elements and of those ``apart`` from them, where their weight t is not 0."""
+    """y = the weighted mean of n elements and those ``apart`` from them, which have weight t."""
     if t == 0:
         copy(n, x, y)
     else:
@@ -139,7 +139,7 @@ def _between(n, x, apart, t, y):
 
 @njit
 def _blend(n, x, below, t_below, line, t_line, y):
-    """y = the mean of lines of n elements, ``below`` and ``line`` apart where weights are not 0."""
+    """y = the weighted mean of lines of n elements, ``below`` and ``line`` apart if their weights are not 0."""
     if t_below == 0:
         _between(n, x, line, t_line, y)
     elif t_line == 0:
@@ -179,9 +179,9 @@ def _gather(mode, align, w, g, G, W, C, step, dy, dx):
 
 @kernel
 def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, sw: Float, wn, x: Ptr, y: Ptr, ws: Ptr):
-    """y (N,E,F,G,C) = x (N,D,H,W,C) at places scaled by sd, sh, sw.  N*E is shared, N*F where D and E are 1.
+    """y (N,E,F,G,C) = x (N,D,H,W,C) at places scaled by sd, sh, sw.  N*E is shared; N*F if D and E are 1.
 
-    ws: a line of x between those around it.
+    ws: a line interpolated between neighbouring lines of x.
     """
     line, own, per = W * C, at(ws, me.worker * wn), F if D * E > 1 else 1
     lo, hi = share(me, N * E if D * E > 1 else N * E * F)
@@ -215,9 +215,9 @@ def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, 
 def upsample_bwd(
     me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, sw: Float, wn, dy: Ptr, dx: Ptr, ws: Ptr
 ):
-    """dx[i] = sum_o dy[o] * the weight of x[i] in y[o], in a fixed order.  N*D is shared, N*H where D and E are 1.
+    """dx[i] = sum_o dy[o] * the weight of x[i] in y[o], in a fixed order.  N*D is shared; N*H if D and E are 1.
 
-    ws: a line of dy, the sum of those that a line of x is in.
+    ws: a line, the sum of the lines of dy that a line of x contributes to.
     """
     line, whole, per = G * C, G == W and sw == 1, H if D * E > 1 else 1
     lo, hi = share(me, N * D if D * E > 1 else N * D * H)

@@ -6,7 +6,7 @@ from calcvm.kernel import words
 from calcvm.kernels_cpu._common import Ptr, at, given, kernel, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._math import copy, fill, tiles, unweave2, unweave3, unweave4, weave2, weave3, weave4
 
-TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
+TILE = 16  # a tile of lines of x and y fits L1, whatever the strides
 
 
 @njit
@@ -54,7 +54,7 @@ def _move(m, n, y, y_stride, x, x_stride, x_step):
 @kernel_as("transpose_fwd", words("d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "", ("x.cells", "y.cells")))
 @kernel_as("transpose_bwd", words("e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "", ("dy", "dx")))
 def _permute(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x, y):
-    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
+    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, and x too if its leading axis stays."""
     lo, hi = share(me, d0)
     d0, x, y = hi - lo, at(x, lo * s0), at(y, lo * d1 * d2 * d3 * d4 * d5)
     if d1 * d2 * d3 * d4 == 1:
@@ -66,7 +66,7 @@ def _permute(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x, y):
     t2 = d3 * t3
     t1 = d2 * t2
     t0 = d1 * t1
-    if s5 != 1 and s4 != 1:  # the axis along which x has neighbours is the one beside y's: 32x10x64x8 by (0, 3, 1, 2)
+    if s5 != 1 and s4 != 1:  # the axis along which x is contiguous moves beside y's: 32x10x64x8 by (0, 3, 1, 2)
         if s3 == 1:
             d3, s3, t3, d4, s4, t4 = d4, s4, t4, d3, s3, t3
         elif s2 == 1:
@@ -112,7 +112,7 @@ PARTS = "abcdefgh"
 
 @njit(inline=True)
 def _append(n, x, r, y):
-    """Line r of x, of n elements, copied to y; the place after it."""
+    """Copy line r of x, of n elements, to y; returns the place after it."""
     if n != 0:
         copy(n, at(x, r * n), y)
     return at(y, n)
@@ -120,7 +120,7 @@ def _append(n, x, r, y):
 
 @njit(inline=True)
 def _take(me, n, y, dx, r):
-    """n elements at y copied to line r of dx, if that is there; the place after them."""
+    """Copy n elements at y to line r of dx, if that is given; returns the place after them."""
     if n != 0 and given(me, dx):
         copy(n, y, at(dx, r * n))
     return at(y, n)
@@ -153,10 +153,12 @@ def concat_many_bwd(me, rows, inner, A, B, C, D, E, F, G, H, dy, da, db, dc, dd,
 # ---------------------------------------------------------------- slices
 @njit
 def _slices(rows, cols, d1, d2, d3, d4, d5, s1, s2, s3, s4, dense, strided, back):
-    """Copy a (d1..d5) block of each row between their dense form and the strided one."""
+    """Copy a (d1..d5) block of each row from its strided form to its dense form, or back."""
     if d5 == 0:
         return
-    if d1 * d2 * d3 * d4 == 1:  # rows as far inside as they may be: 1024 of 47 elements take 5 us, and not 27
+    if (
+        d1 * d2 * d3 * d4 == 1
+    ):  # the loop over rows moves as far inside as possible: 1024 of 47 elements take 5 us instead of 27
         rows, d4, s4 = 1, rows, cols
     elif d1 * d2 * d3 == 1:
         rows, d3, s3 = 1, rows, cols
@@ -168,7 +170,7 @@ def _slices(rows, cols, d1, d2, d3, d4, d5, s1, s2, s3, s4, dense, strided, back
 
 @njit
 def _block(d1, d2, d3, d4, d5, s1, s2, s3, s4, dense, strided, back):
-    """The same of one row."""
+    """The same for one row."""
     to = 0
     for i1 in range(d1):
         for i2 in range(d2):
@@ -193,7 +195,7 @@ def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4
 
 @kernel
 def slice_bwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
-    """dx = 0, and dy in the block that `slice_fwd` read; all of dx is set; rows are shared."""
+    """dx = dy in the block that `slice_fwd` read, 0 elsewhere; all of dx is set; rows are shared."""
     lo, hi = share(me, rows)
     n = d1 * d2 * d3 * d4 * d5
     fill((hi - lo) * cols, at(dx, lo * cols), like(me.heap, 0))

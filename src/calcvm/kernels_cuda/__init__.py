@@ -1,7 +1,7 @@
-"""Hand-written CUDA kernels: the families, rows and contract of `kernels_cpu`, a thread block for a worker.
+"""Hand-written CUDA kernels, with the families, rows and contract of `kernels_cpu`; a thread block is a worker.
 
-Importing a family needs numba-cuda (extra ``cuda``) and neither a GPU nor a driver: compiling to PTX and the
-simulator work without.
+Importing a family needs numba-cuda (extra ``cuda``), but neither a GPU nor a driver: compiling to PTX and the
+simulator work without them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FAMILIES = (
 
 
 def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
-    """All kernels by row (MissingExtra: numba-cuda is not installed), those that are users' equations if they are named.
+    """All kernels by row (MissingExtra: numba-cuda is not installed), and those of users' equations that are named.
 
     Raises
     ------
-    CalcError : an equation says something that no such kernel does.
+    CalcError : an equation contains something that no kernel can compute.
     """
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cuda.{family}")

@@ -1,8 +1,8 @@
-"""What every CUDA kernel stands on: the kernel decorator, shares of the work, traps.
+"""The base of every CUDA kernel: the kernel decorator, shares of the work, traps.
 
-A worker is a *thread block*: all of its threads run the kernel (see `calcvm.kernel`) together, and the VM makes them wait for
-each other after each row.  What the compiler and the simulator see is ``kernel(heap, row, worker, n_workers, phase)``.  Names and
-order of a kernel's words are the operator table's, and a test compares them.
+A worker is a *thread block*.  All its threads run the kernel (see `calcvm.kernel`) together, and the VM makes them wait for
+each other after each row.  The compiler and the simulator see ``kernel(heap, row, worker, n_workers, phase)``.  The names and
+order of a kernel's words must equal the operator table's; a test compares them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from calcvm.lazy import cached_property
 # ---------------------------------------------------------------- shares
 @device
 def part_of(n, w, nw):
-    """Half-open range of ``n`` units that worker ``w`` of ``nw`` owns."""
+    """The half-open range of ``n`` units that worker ``w`` of ``nw`` owns."""
     if nw == 1:
         return 0, n
     return n * w // nw, n * (w + 1) // nw
@@ -45,13 +45,13 @@ def part_of(n, w, nw):
 
 @device
 def share(me, n):
-    """Half-open range of ``n`` units that this worker owns."""
+    """The half-open range of ``n`` units that this worker owns."""
     return part_of(n, me.worker, me.workers)
 
 
 @device
 def trap(me, code):
-    """Record that the row met what it cannot compute; the VM turns it into an error after the call."""
+    """Record that the row met something it cannot compute; the VM raises an error after the call."""
     me.heap[TRAP_CODE] = like(me.heap, code)
     me.heap[TRAP_PC] = like(me.heap, me.row[1] >> FLAG_PC_SHIFT)
 
@@ -64,7 +64,7 @@ def is_first(w):
 
 @device
 def first(me):
-    """Whether this is the one thread that writes a scalar."""
+    """Whether this is the thread that writes scalars."""
     return is_first(me.worker)
 
 
@@ -78,18 +78,18 @@ def _given(tc, me, operand):
 
 @compiled_by(_given)
 def given(me, operand):
-    """Whether an operand is there: the offset of one left out is -1."""
+    """Whether an operand is given; one left out has the offset -1."""
     return operand is not None
 
 
 # ---------------------------------------------------------------- registry
 def row_call(h: Any) -> Any:
-    """The types of what is called for a row, by that of the heap's pointer."""
+    """The types of a row's native function, for the type of the heap's pointer."""
     return types.void(h, WORDS, *ints(3))
 
 
 class Kernel:
-    """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
+    """The kernel of a row; ``words`` are its parameters, named and typed, in the order of the row's words."""
 
     def __init__(self, fn: Callable, name: str = "", words: Words | None = None):
         self.name, self.fn = name or fn.__name__, fn
@@ -97,7 +97,7 @@ class Kernel:
         self.instances: dict[str, Kernel] = {}
 
     def of(self, name: str, words: Words) -> Kernel:
-        """An instance of it, of another name and other types of its words."""
+        """An instance with another name and other types of its words."""
         return Kernel(self.fn, name, words)
 
     @cached_property
@@ -112,12 +112,12 @@ class Kernel:
 
     @cached_property
     def routine(self) -> Routine:
-        """The same, compiled: a function of its own, so that its registers do not add to those of the loop that calls it."""
+        """The same, compiled: a separate function, so that its registers do not add to those of the loop that calls it."""
         return Routine(f"row_{self.name}", self.bound, row_call, self.modules, f"{self.mark} {self.words}")
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules of calcvm that it comes from: its own, or of a kernel from elsewhere all that it can be written with."""
+        """The modules of calcvm that it depends on: its own, or for a kernel from elsewhere all that it may use."""
         module = str(self.fn.__globals__.get("__name__"))
         if module.startswith("calcvm."):
             return (module.removeprefix("calcvm."),)
@@ -126,12 +126,12 @@ class Kernel:
 
     @cached_property
     def mark(self) -> str:
-        """A digest of its code: what compiled code is kept by, for kernels from elsewhere too."""
+        """A digest of its code, part of the cache key; it also covers kernels from elsewhere."""
         return hashlib.sha256("\n".join(_code(self.fn, set())).encode()).hexdigest()[:12]
 
 
 def _taken(words: Words) -> Callable:
-    """What makes a kernel's arguments, ``me`` and the row's words, of (h, r, w, nw, phase)."""
+    """A function of (h, r, w, nw, phase) that returns a kernel's arguments: ``me`` and the row's words."""
 
     def codegen(tc, h, r, w, nw, phase):
         def build(ctx, b, sig, args):
@@ -148,9 +148,9 @@ def _taken(words: Words) -> Callable:
 
 
 def _code(x: Any, seen: set[int]) -> Iterator[str]:
-    """What a function does, in pieces: its code, what it encloses, and functions of its own module or package that it names.
+    """A function's code, in pieces: its bytecode, its closure, and the functions it names in the same module or package.
 
-    Of calcvm's own only what they enclose: their files have a digest already.
+    For calcvm's own functions only the closure, because their files are already in the digest.
     """
     if isinstance(x, CodeType):
         yield f"{x.co_code.hex()} {x.co_names} {x.co_varnames} {x.co_freevars}"
@@ -170,7 +170,7 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
         yield repr(x) if isinstance(x, (bool, int, float, str, slice)) else type(x).__qualname__
     elif id(x) not in seen:
         seen.add(id(x))
-        yield f"{x.__qualname__}{getattr(x, 'text', '')}"  # of one that is made of a text
+        yield f"{x.__qualname__}{getattr(x, 'text', '')}"  # its text, if it was generated
         known = [cell.cell_contents for cell in x.__closure__ or ()]
         if not x.__module__.startswith("calcvm."):
             yield from _code(x.__code__, seen)
@@ -183,13 +183,13 @@ KERNELS = Kernels()
 
 
 def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of its name."""
+    """Register the kernel of the row of the same name."""
     KERNELS[fn.__name__] = Kernel(fn)
     return fn
 
 
 def kernel_as(name: str, words: Words | None = None) -> Any:
-    """Register a kernel of another name, whose words may have others than its parameters'."""
+    """Register a kernel by another name; its words may differ from its parameters."""
 
     def register(fn: Callable) -> Callable:
         KERNELS[name] = Kernel(fn, name, words)

@@ -1,6 +1,6 @@
-"""Copies of matrices to shared memory: asynchronous (cp.async), 16 bytes at once where rows lie so.
+"""Copies of matrices to shared memory: asynchronous (cp.async), 16 bytes at once if rows allow it.
 
-Else element by element with neighbouring threads on neighbouring elements, along whichever axis is contiguous.
+Otherwise element by element, with neighbouring threads on neighbouring elements along the contiguous axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from calcvm.kernels_cuda._cuda import (
 from calcvm.kernels_cuda._loops import aligned
 
 
-# ---------------------------------------------------------------- what the device offers beside _cuda
+# ---------------------------------------------------------------- device functions besides _cuda
 def _itemsize(tc, p):
     return types.int64(p), lambda ctx, b, sig, args: I64(p.dtype.bitwidth // 8)
 
@@ -36,7 +36,7 @@ def itemsize(p):
 
 
 def _to_shared(b: Any, p: Any) -> Any:
-    """The address of a pointer into shared memory, as cp.async takes it."""
+    """The address of a pointer into shared memory, in the form that cp.async takes."""
     inside = b.addrspacecast(p, ir.PointerType(p.type.pointee, 3))
     return b.trunc(b.ptrtoint(inside, I64), I32)
 
@@ -53,7 +53,7 @@ def _copy(tc, dst, i, src, j):
 
 @compiled_by(_copy)
 def copy(dst, i, src, j):
-    """Begin to copy src[j] to dst[i], in shared memory."""
+    """Start copying src[j] to dst[i], in shared memory."""
     dst[i] = src[j]
 
 
@@ -74,7 +74,7 @@ def _copy16(tc, dst, i, src, j, n):
 
 @compiled_by(_copy16)
 def copy16(dst, i, src, j, n):
-    """Begin to copy 16 bytes from src[j] on to dst[i], in shared memory; elements from the n-th on become 0."""
+    """Start copying 16 bytes from src[j] on to dst[i], in shared memory; elements from the n-th on become 0."""
     assert aligned(at(dst, i)) and (n <= 0 or aligned(at(src, j)))
     for k in range(16 // dst.itemsize):
         dst[i + k] = src[j + k] if k < n else 0
@@ -82,13 +82,13 @@ def copy16(dst, i, src, j, n):
 
 @compiled_by(ptx_line("cp.async.commit_group;", "~{memory}"))
 def commit():
-    """The copies begun since the last time are one group."""
+    """Group the copies started since the last commit."""
 
 
 def _wait_for(n: int) -> Any:
     @compiled_by(ptx_line(f"cp.async.wait_group {n};", "~{memory}"))
     def wait():
-        """Wait until all but so many of this thread's last groups are there."""
+        """Wait until all but the last n groups of this thread have arrived."""
 
     return wait
 
@@ -107,23 +107,23 @@ def wait_for_step(stages):
         wait_all()
 
 
-# ---------------------------------------------------------------- how threads divide a matrix
+# ---------------------------------------------------------------- division of a matrix among threads
 @device
 def log2(n):
-    """Whole part of the logarithm of a positive number."""
+    """The integer part of the base-2 logarithm of a positive number."""
     return bit_length(n) - 1
 
 
 @device
 def by_minor(minors, v):
-    """How threads divide a matrix whose minor axis is contiguous, v elements at once: (first, step) on both axes."""
+    """The division of a matrix with a contiguous minor axis among threads, v elements at once: (first, step) on both axes."""
     t, bits = thread(), log2(max(min(threads(), minors // v), 1))
     return t >> bits, threads() >> bits, (t & ((1 << bits) - 1)) * v, v << bits
 
 
 @device
 def by_major(minors):
-    """The same where the major axis is contiguous: patches of 8 x 4 to a warp, which meet in no bank."""
+    """The same for a contiguous major axis: patches of 8 x 4 per warp, without bank conflicts."""
     t, n = thread(), threads()
     across = min(log2(n), 3)
     down = min(log2(n) - across, log2(minors))
@@ -135,8 +135,8 @@ def by_major(minors):
 def fetch(dst, majors, minors, to_major, to_minor, src, how, across, wide, filler):
     """dst[p*ld + q] = src[p*ms + q*ns] for p < majors, q < minors; ``filler`` up to to_major, to_minor.
 
-    ``across``: what a step of either axis (as `by_minor` and `by_major` have them) adds to the places in src and dst; src and
-    dst are where this thread begins.
+    ``across``: how far a step along either axis (see `by_minor` and `by_major`) moves in src and dst.  src and dst point to
+    this thread's first place.
     """
     start, dp, q, dq = how
     src_dp, src_dq, dst_dp = across

@@ -1,8 +1,8 @@
-"""The one door to numba-cuda, and what a kernel may ask of the device.
+"""The only module that imports numba-cuda, and the device functions that kernels use.
 
-Each function here has two faces of one name.  Called from Python it is the *simulation*: a CUDA thread is
-then a greenlet (`_simulator`), a pointer a NumPy array.  Compiled by numba-cuda
-it is the device's own instruction.  So kernels are plain Python functions that run in both worlds.
+Each function here has two implementations of one name.  Called from Python it is the *simulation*: a CUDA thread is
+then a greenlet (`_simulator`), and a pointer is a NumPy array.  Compiled by numba-cuda it is a device instruction.
+So kernels are plain Python functions that run in both worlds.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from calcvm.kernels_cuda._ptx import VERSION
 from calcvm.undisturbed import uncollected, undisturbed
 
 try:
-    import numba_cuda  # noqa: F401  (Numba's own, older CUDA target must not take its place)
+    import numba_cuda  # noqa: F401  (else Numba's own, older CUDA target is used)
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import dispatcher, types
-    from numba.cuda.core.callconv import CUDACABICallConv  # noqa: F401  (of functions that are called by name)
+    from numba.cuda.core.callconv import CUDACABICallConv  # noqa: F401  (of functions called by name)
     from numba.cuda.extending import lower_builtin, register_jitable
     from numba.cuda.typing.templates import AbstractTemplate, infer_global
 except ImportError as error:
     raise MissingExtra("numba-cuda", "cuda", "the device 'cuda'") from error
 try:
-    from greenlet import getcurrent as _me  # the simulated thread that runs
-except ImportError:  # nothing can be simulated: `_simulator` says so
+    from greenlet import getcurrent as _me  # the simulated thread that is running
+except ImportError:  # nothing can be simulated; `_simulator` raises the error
     pass
 
 I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
@@ -39,17 +39,17 @@ DTYPES = {"float32": types.float32, "float64": types.float64}
 POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
 WORDS = types.CPointer(types.int64)
 
-TOGETHER = ("convergent",)  # of calls that all threads of a warp make together: no pass may move them into a branch
+TOGETHER = ("convergent",)  # calls that all threads of a warp make together; no pass may move them into a branch
 
-# Dynamic shared memory of a block, in bytes: what the VM keeps there (`shared_words`), then scratch of the row that runs.
+# Dynamic shared memory of a block, in bytes: first the VM's own (`shared_words`), then scratch of the current row.
 SCRATCH_AT = 2048
 
 
-KNOWN: WeakSet[Callable] = WeakSet()  # functions that the compiler knows: of two faces, and helpers
+KNOWN: WeakSet[Callable] = WeakSet()  # functions known to the compiler: those with two implementations, and helpers
 
 
 class Native(AbstractTemplate):
-    """How the compiler types and lowers a function of two faces, of any number of arguments."""
+    """Types and lowers a function with two implementations, for any number of arguments."""
 
     codegen: Callable[..., Any]
     made: dict[tuple, Any]
@@ -67,7 +67,7 @@ class Native(AbstractTemplate):
 
 
 def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """Decorator of a simulation: what ``codegen(typingctx, *types)`` builds is what the compiler takes instead."""
+    """Decorator of a simulation: the compiler uses the result of ``codegen(typingctx, *types)`` instead."""
 
     def mark(simulated: Callable) -> Callable:
         native = {"key": simulated, "codegen": staticmethod(codegen), "made": {}, "builds": {}}
@@ -79,7 +79,7 @@ def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
 
 
 def call_of(tc: Any, fn: Any, args: Sequence[Any]) -> tuple[Any, Callable[..., Any]]:
-    """For a codegen: what ``fn``, a function or its type, returns for arguments of these types, and what builds the call."""
+    """For a codegen: the return type of ``fn`` (a function or its type) for these argument types, and a builder of the call."""
     fn = fn if isinstance(fn, types.Type) else tc.resolve_value_type(fn)
     sig = fn.get_call_type(tc, tuple(args), {})
     taken = list(sig.args)
@@ -99,7 +99,7 @@ def call_of(tc: Any, fn: Any, args: Sequence[Any]) -> tuple[Any, Callable[..., A
 
 
 def asm(b: Any, text: str, constraints: str, result: Any = VOID, args: Sequence[Any] = (), **how: Any) -> Any:
-    """A line of PTX.  ``effect=False``: it may be left out.  ``attrs=TOGETHER``: the threads of a warp come to it together."""
+    """A line of PTX.  ``effect=False``: unused results may be dropped.  ``attrs=TOGETHER``: all threads of the warp reach it together."""
     line = ir.FunctionType(result, [x.type for x in args])
     return b.call(
         ir.InlineAsm(line, text, constraints, how.get("effect", True)), list(args), attrs=how.get("attrs", ())
@@ -107,7 +107,7 @@ def asm(b: Any, text: str, constraints: str, result: Any = VOID, args: Sequence[
 
 
 def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
-    """A helper that kernels call: always compiled into them (``inline``), or where the compiler likes."""
+    """A helper that kernels call: always inlined, or if not ``inline`` as the compiler decides."""
 
     def mark(fn: Callable) -> Callable:
         if fn not in KNOWN:
@@ -118,9 +118,9 @@ def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
     return mark if fn is None else mark(fn)
 
 
-# ---------------------------------------------------------------- where a thread is
+# ---------------------------------------------------------------- thread indexes
 def special_register(name: str) -> Any:
-    """An intrinsic that reads one of PTX's registers."""
+    """An intrinsic that reads a PTX register."""
 
     def codegen(tc):
         def build(ctx, b, sig, args):
@@ -133,19 +133,19 @@ def special_register(name: str) -> Any:
 
 @compiled_by(special_register("tid.x"))
 def thread():
-    """Number of the thread in its block."""
+    """The thread's number in its block."""
     return _me().number
 
 
 @compiled_by(special_register("ntid.x"))
 def threads():
-    """Threads of a block: a power of 4, from 64 up (in the simulator from 4 up)."""
+    """Threads per block: a power of 4, at least 64 (in the simulator at least 4)."""
     return _me().block.threads
 
 
 @compiled_by(special_register("ctaid.x"))
 def block():
-    """Number of the block in its grid."""
+    """The block's number in its grid."""
     return _me().block.number
 
 
@@ -157,7 +157,7 @@ def blocks():
 
 @compiled_by(special_register("laneid"))
 def lane():
-    """Number of the thread in its warp."""
+    """The thread's number in its warp."""
     return _me().number % _me().block.warp
 
 
@@ -167,13 +167,13 @@ def _warp_size(tc):
 
 @compiled_by(_warp_size)
 def warp_size():
-    """Threads of a warp (in the simulator fewer than 32)."""
+    """Threads per warp (in the simulator fewer than 32)."""
     return _me().block.warp
 
 
 # ---------------------------------------------------------------- waiting
 def ptx_line(text: str, constraints: str = "", result: Any = types.void) -> Any:
-    """An intrinsic without arguments that is one line of PTX; what threads do together is not moved into branches."""
+    """An intrinsic without arguments that is one line of PTX; synchronizing lines are not moved into branches."""
 
     def codegen(tc):
         def build(ctx, b, sig, args):
@@ -188,19 +188,19 @@ def ptx_line(text: str, constraints: str = "", result: Any = types.void) -> Any:
 
 @compiled_by(ptx_line("bar.sync 0;", "~{memory}"))
 def sync():
-    """Wait for all threads of the block; every one of them must come here."""
+    """Wait for all threads of the block; every thread must call it."""
     _me().sync()
 
 
 @compiled_by(ptx_line("bar.warp.sync -1;", "~{memory}"))
 def sync_warp():
-    """Wait for all threads of the warp: what they wrote to shared memory can then be read by the others."""
+    """Wait for all threads of the warp; then each can read what the others wrote to shared memory."""
     _me().sync_warp()
 
 
 @compiled_by(ptx_line("fence.acq_rel.gpu;", "~{memory}"))
 def fence():
-    """Order this thread's accesses to memory as all blocks see them."""
+    """Order this thread's memory accesses as seen by all blocks."""
 
 
 @compiled_by(ptx_line("nanosleep.u32 40;", "~{memory}"))
@@ -211,12 +211,12 @@ def pause():
 
 @compiled_by(ptx_line("", "~{memory}"))
 def loaded():
-    """No load before this is moved behind it: a division's slow path, a branch, holds back the loads that follow."""
+    """Keep the loads before it there: a division's slow path is a branch, and would delay loads moved behind it."""
 
 
 @compiled_by(ptx_line("mov.u64 $0, %globaltimer;", "=l", types.int64))
 def now():
-    """Nanoseconds of the device's clock."""
+    """The device's clock, in nanoseconds."""
     return _me().block.now()
 
 
@@ -227,7 +227,7 @@ def _at(tc, base, off):
 
 @compiled_by(_at)
 def at(base, off):
-    """Pointer ``off`` elements past ``base``, which may be left out: nobody follows it then."""
+    """The pointer ``off`` elements past ``base``; an operand left out may be passed, since its pointer is never followed."""
     return None if base is None else base[off:]
 
 
@@ -242,7 +242,7 @@ def _in_global(tc, pointer):
 
 @compiled_by(_in_global)
 def in_global(pointer):
-    """The pointer, known to be into global memory: an access by one that may be into any takes longer."""
+    """The pointer, known to point to global memory: accesses through a generic pointer take longer."""
     return pointer
 
 
@@ -264,7 +264,7 @@ def _wide_number(tc, x):
 
 @compiled_by(_wide_number)
 def wide(x):
-    """A float as it is, an integer as int64."""
+    """A float unchanged, an integer as int64."""
     return np.int64(x) if x.dtype.kind in "iu" else x
 
 
@@ -275,7 +275,7 @@ def _cells(tc, pointer):
 
 @compiled_by(_cells)
 def cells(pointer):
-    """Bools as the bytes that they are, others as they are."""
+    """A pointer to bools as one to bytes; others unchanged."""
     return pointer.view(np.uint8) if pointer.dtype == np.bool_ else pointer
 
 
@@ -285,7 +285,7 @@ def _alike(tc, a, b):
 
 @compiled_by(_alike)
 def alike(a, b):
-    """Whether two pointers are to one type: a constant when compiled."""
+    """Whether two pointers have one type: a constant at compile time."""
     return a.dtype == b.dtype
 
 
@@ -295,7 +295,7 @@ def _seen_as(tc, pointer, other):
 
 @compiled_by(_seen_as)
 def seen_as(pointer, other):
-    """What lies at a pointer as of another's type, for where they are `alike`."""
+    """A pointer cast to another's type, for branches where they are `alike`."""
     return pointer if pointer.dtype == other.dtype else other
 
 
@@ -323,7 +323,7 @@ def _wide(pointer: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _memory_of(native: Any, simulated: Any) -> Callable:
-    """A function of an address: the memory there, as numbers of a type."""
+    """A function from an address to the memory there, as numbers of a type."""
 
     def codegen(tc, address):
         def build(ctx, b, sig, args):
@@ -366,7 +366,7 @@ def _shared_scratch(tc, like):
 
 @compiled_by(_shared_scratch)
 def shared(like):
-    """The block's shared scratch, as elements of the type of the pointer ``like``: free when a kernel begins."""
+    """The block's shared scratch, with the element type of the pointer ``like``; it is free when a kernel begins."""
     return _me().block.shared[SCRATCH_AT:].view(like.dtype)
 
 
@@ -376,7 +376,7 @@ def _shared_words(tc):
 
 @compiled_by(_shared_words)
 def shared_words():
-    """Shared memory of the VM alone: `SCRATCH_AT` bytes of int64."""
+    """Shared memory reserved for the VM: `SCRATCH_AT` bytes of int64."""
     return _me().block.shared[:SCRATCH_AT].view(np.int64)
 
 
@@ -394,13 +394,13 @@ def _copy_async(tc, to, of):
 
 @compiled_by(_copy_async)
 def copy_async(to, of):
-    """Begin to copy 16 bytes (two int64, aligned) from global to shared memory; `copy_wait` ends it."""
+    """Start copying 16 bytes (two int64, aligned) from global to shared memory; `copy_wait` completes it."""
     to[:2] = of[:2]
 
 
 @compiled_by(ptx_line("cp.async.wait_all;", "~{memory}"))
 def copy_wait():
-    """Wait for the copies that this thread has begun; others see them after a `sync`."""
+    """Wait for this thread's copies; other threads see them after a `sync`."""
 
 
 # ---------------------------------------------------------------- numbers
@@ -411,7 +411,7 @@ def _like(tc, x, c):
 
 @compiled_by(_like)
 def like(x, c):
-    """The number ``c`` in the dtype of ``x`` (a float, or a pointer to floats): dtype-generic constants."""
+    """The number ``c`` in the dtype of ``x`` (a float or a pointer to floats), for dtype-generic code."""
     return x.dtype.type(c)
 
 
@@ -425,7 +425,7 @@ def f64_of_bits(word):
     return np.array(word, np.int64).view(np.float64)[()]
 
 
-# ---------------------------------------------------------------- what threads tell each other
+# ---------------------------------------------------------------- exchange between threads
 def _bit_length(tc, n):
     def build(ctx, b, sig, args):
         return b.sub(I64(64), b.ctlz(args[0], ir.IntType(1)(0)))
@@ -435,7 +435,7 @@ def _bit_length(tc, n):
 
 @compiled_by(_bit_length)
 def bit_length(n):
-    """Bits that a number >= 0 takes: 0 for 0."""
+    """The number of bits of an integer >= 0; 0 for 0."""
     return int(n).bit_length()
 
 
@@ -459,9 +459,9 @@ def _shuffle(tc, x, mask):
 
 @compiled_by(_shuffle)
 def shuffle_xor(x, mask):
-    """``x`` of the thread of this warp whose lane differs in the bits of ``mask``; the whole warp must call it.
+    """``x`` of the thread in this warp whose lane differs in the bits of ``mask``; the whole warp must call it.
 
-    It orders no memory: before other lanes overwrite what this one has read there, there must be a `sync_warp`.
+    It does not order memory: a `sync_warp` must come before other lanes overwrite what this one has read there.
     """
     return _me().exchange(x, mask)
 
@@ -475,7 +475,7 @@ def _atomic(tc, pointer, value):
 
 @compiled_by(_atomic)
 def atomic_add(pointer, value):
-    """Add to the int64 at a pointer; returns what it was.  Orders memory as `fence` does."""
+    """Add to the int64 at a pointer; returns its old value.  Orders memory like `fence`."""
     old = int(pointer[0])
     pointer[0] = old + value
     return old
@@ -490,7 +490,7 @@ def _load(tc, pointer):
 
 @compiled_by(_load)
 def atomic_load(pointer):
-    """The int64 at a pointer, as other blocks have left it."""
+    """The int64 at a pointer, as last written by other blocks."""
     return int(pointer[0])
 
 
@@ -501,23 +501,23 @@ _LOCK = threading.Lock()
 def compile_ptx(
     fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int
 ) -> str:
-    """PTX of a kernel called ``name``, for a compute capability; no driver is needed.
+    """PTX of a kernel called ``name``, for a compute capability; needs no driver.
 
-    max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they bound registers.
+    max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they limit registers.
     """
     how = {"device": False, "abi": "numba", "launch_bounds": (max_threads, min_blocks)}
     return undisturbed(lambda: _named(_compiled(fn, signature, cc, how), name))
 
 
 def compile_function(fn: Callable, signature: Any, name: str, cc: tuple[int, int]) -> str:
-    """The same of a function called ``name`` that kernels of other texts call."""
+    """The same for a function called ``name``, which kernels in other PTX texts call."""
     how = {"device": True, "abi": "c", "abi_info": {"abi_name": name}}
     return undisturbed(lambda: _compiled(fn, signature, cc, how))
 
 
 def _compiled(fn: Callable, signature: Any, cc: tuple[int, int], how: dict[str, Any]) -> str:
     with _LOCK:
-        before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
+        before = dispatcher.get_current_device  # helpers ask for the current device, and there may be none
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
         try:
             ptx, _ = uncollected(lambda: cuda.compile(fn, signature, cc=cc, output="ptx", **how))
@@ -528,6 +528,6 @@ def _compiled(fn: Callable, signature: Any, cc: tuple[int, int], how: dict[str, 
 
 
 def _named(ptx: str, name: str) -> str:
-    """The PTX with a plain name for its only entry."""
+    """The PTX, with a plain name for its only entry."""
     (mangled,) = {line.split("(")[0].split()[-1] for line in ptx.splitlines() if ".entry " in line}
     return ptx.replace(mangled, name)

@@ -1,4 +1,4 @@
-"""What rows do to their results: `calcvm.ops.epilogues`."""
+"""Epilogues: work of rows on their results (`calcvm.ops.epilogues`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def activated(x, act, alpha):
 
 @device
 def sloped(d, y, act, alpha):
-    """d*act'(.), the derivative by the activation's output y."""
+    """d*act'(.), the derivative computed from the activation's output y."""
     a = like(d, alpha)
     if act == RELU:
         d = relu_slope(d, y)
@@ -72,7 +72,7 @@ def sloped(d, y, act, alpha):
 
 @device
 def completed(me, x, e, act, alpha, other):
-    """act(x + other), of element e."""
+    """act(x + other), for element e."""
     if given(me, other):
         x += other[e]
     return activated(x, act, alpha)
@@ -80,13 +80,13 @@ def completed(me, x, e, act, alpha, other):
 
 @device
 def by_column(me, x, m, a, shift, c):
-    """(x - m)*a + shift, of column c."""
+    """(x - m)*a + shift, for column c."""
     return fma(x - m, a, shift[c] if given(me, shift) else like(x, 0))
 
 
 @device
 def finish(me, lo, hi, N, y, act, alpha, mean, factor, offset, other):
-    """y = act((y - mean)*factor + offset + other), of elements [lo, hi) in rows of N."""
+    """y = act((y - mean)*factor + offset + other), for elements [lo, hi) in rows of N."""
     if act != NONE or given(me, factor) or given(me, other):
         sync()
         e = lo + thread()
@@ -101,7 +101,7 @@ def finish(me, lo, hi, N, y, act, alpha, mean, factor, offset, other):
 
 @device
 def finish_slope(me, lo, hi, d, act, alpha, other, ya):
-    """d = (d + other)*act'(.), of elements [lo, hi)."""
+    """d = (d + other)*act'(.), for elements [lo, hi)."""
     if act != NONE or given(me, other):
         sync()
         e = lo + thread()

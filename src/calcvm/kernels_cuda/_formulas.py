@@ -1,7 +1,7 @@
-"""The GPU's numbers: what formulas (`calcvm.formulas`) compute with, in NVVM's IR and in the simulator.
+"""The GPU's numbers, with which formulas (`calcvm.formulas`) compute, in NVVM's IR and in the simulator.
 
-NaN and infinities stay what IEEE 754 says.  Constants have the type of the number that they meet, so that no float64, which
-a GPU computes at a small fraction of its speed, comes into a formula over float32.
+NaN and infinities follow IEEE 754.  Constants take the type of the number that they meet, so that no float64 enters a
+formula over float32; a GPU computes float64 at a small fraction of its speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from calcvm.kernels_cuda._cuda import compiled_by, ir, types
 
 
 class Scalar(Number):
-    """What both of them have."""
+    """The common part of both."""
 
     def select(self, condition: Any, x: Any, y: Any) -> Any:
         return self.chosen(condition, self.const(x), self.const(y))
@@ -64,7 +64,7 @@ class Compiled(Scalar):
         return Compiled(self.b, self.b.fma(self.v, self.const(y).v, self.const(z).v))
 
     def __neg__(self) -> Any:
-        return Compiled(self.b, self.b.fsub(ir.Constant(self.v.type, -0.0), self.v))  # NVVM knows no fneg
+        return Compiled(self.b, self.b.fsub(ir.Constant(self.v.type, -0.0), self.v))  # NVVM has no fneg
 
     def equals(self, other: Any) -> Any:
         return self.compared("==", other)
@@ -91,7 +91,7 @@ def _operator(build: str) -> tuple[Callable, Callable]:
 
 # ---------------------------------------------------------------- simulated
 class Simulated(Scalar):
-    """A NumPy scalar, whose type stays what it is."""
+    """A NumPy scalar, which keeps its type."""
 
     def __init__(self, v: Any):
         self.v = v
@@ -156,9 +156,9 @@ for _function in FUNCTIONS.values():
             setattr(Simulated, _function.name, lambda x, of=_of: Simulated(of(x.v)))
 
 
-# ---------------------------------------------------------------- of other types
+# ---------------------------------------------------------------- other types
 def _number(b: Any, v: Any, type_: Any) -> Compiled:
-    """An integer as int32, or as int64 where it has 64 bits."""
+    """An integer as int32, or as int64 if it has 64 bits."""
     if not isinstance(v.type, ir.IntType) or v.type.width >= 32:
         return Compiled(b, v)
     signed = type_ not in (types.boolean, types.uint8)
@@ -166,10 +166,10 @@ def _number(b: Any, v: Any, type_: Any) -> Compiled:
 
 
 def typed(f: Formula) -> Any:
-    """The formula of operands of any types as one that kernels call: ``of(reads..., reals..., y)``, y a pointer to what is written.
+    """A formula over operands of any types, for kernels: ``of(reads..., reals..., y)``; y is a pointer to the result.
 
-    Bools are read and written as bytes (`_cuda.cells`).  See `calcvm.kernels_cpu._types`, which says what becomes of
-    numbers that the type of y does not have.
+    Bools are read and written as bytes (`_cuda.cells`).  `calcvm.kernels_cpu._types` describes the conversion of
+    numbers that y's type cannot hold.
     """
     fn, to_bool = f.variant(), f.types.get(f.writes) == "bool"
     kinds = [f.types.get(name) for name in (*f.reads, *f.reals)]
@@ -207,7 +207,7 @@ def _simulated(v: Any, kind: str | None) -> Any:
 
 
 def _element(ctx: Any, b: Any, v: Any, to: Any) -> Any:
-    """A number as an element of a type of Numba's."""
+    """A number as an element of a Numba type."""
     of_int, target = isinstance(v.type, ir.IntType), ctx.get_value_type(to)
     if to == types.boolean:
         if not of_int:
@@ -230,7 +230,7 @@ def _element(ctx: Any, b: Any, v: Any, to: Any) -> Any:
 
 
 def _nearest(b: Any, v: Any, to: Any) -> Any:
-    """A float as an integer, towards 0, of those of the type; a GPU's conversion itself stops at the ends, and takes NaN for 0."""
+    """A float truncated to an integer of the type; a GPU's conversion saturates and turns NaN into 0 by itself."""
     whole = b.fptosi(v, ir.IntType(max(to.bitwidth, 32)))
     if to.bitwidth < 32:
         for sign, end in (("<", to.minval), (">", to.maxval)):
@@ -248,7 +248,7 @@ def _simulated_element(v: Any, to: Any) -> Any:
 
 # ---------------------------------------------------------------- formulas that kernels call
 def formula(fn: Callable) -> Any:
-    """A function of numbers as one that kernels call; it gives a number, or a tuple of them."""
+    """A function of numbers in a form that kernels can call; it returns a number or a tuple of them."""
 
     def codegen(tc: Any, *given: Any) -> Any:
         def build(ctx: Any, b: Any, sig: Any, args: Any) -> Any:

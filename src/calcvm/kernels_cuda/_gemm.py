@@ -1,9 +1,9 @@
 """Matrix products of a thread block, C = init + A B by tiles, and sums that all workers compute in parts.
 
-What is computed `_product` has, how `_tiles`.
+`_product` describes a product, and `_tiles` computes it.
 
-Determinism.  Each element is one chain of fma over k in a block of ``kc`` summands, in order, and block sums are
-added in order, in every tile: the bits do not depend on tiles, on shares, or on a split of the sum.
+Determinism.  Each element is one chain of fma over k in a block of ``kc`` summands, in order.  Block sums are added in
+order, in every tile.  So the bits do not depend on tiles, on shares, or on splitting the sum.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from calcvm.kernels_cuda._product import C_RS, described
 from calcvm.kernels_cuda._tiles import choose, tile
 
 KC = 512  # summands in a block: a multiple of every step
-SLOTS, SLOT_ELEMS = 64, 1 << 20  # partial results of a split sum, and their elements
+SLOTS, SLOT_ELEMS = 64, 1 << 20  # partial results of a split sum, and the number of their elements
 
 
 @device
 def gemm(h, m, n, last):
-    """The m x n elements of the `product` described, of ``last`` summands, by this block alone."""
+    """The m x n elements of the described `product`, of ``last`` summands, computed by this block alone."""
     which, rows, cols = choose(h, m, n, 1, 1)
     i = 0
     while i < m:
@@ -31,7 +31,7 @@ def gemm(h, m, n, last):
 
 @device
 def summands(last, elems):
-    """Summands in a block, for results of so many elements: of few elements, partial sums may be many."""
+    """Summands per block, for results of so many elements; small results may have many partial sums."""
     slots = min(max(SLOT_ELEMS // max(elems, 1), 1), SLOTS)
     if last <= KC * slots:
         return KC
@@ -40,14 +40,14 @@ def summands(last, elems):
 
 @device
 def worth_splitting(nw, last, kc, elems, wn):
-    """Whether all workers should compute partial sums of a result that is shared by rows, and have the room for them."""
+    """Whether all workers should compute partial sums of a result that is shared by rows, and scratch suffices for them."""
     parts = (last + kc - 1) // kc
     return nw > 1 and (parts > 1 or (last > 128 and elems >= 1 << 18)) and parts * elems <= wn
 
 
 @device
 def partial_sums(me, m, n, last, kc):
-    """The sums of each block of ``kc`` summands, m rows of C after the other; all workers share tiles of blocks."""
+    """The sums of each block of ``kc`` summands, as m rows of C per block; the workers share the tiles of all blocks."""
     h, nw = me.heap, me.workers
     blocks = (last + kc - 1) // kc
     which, rows, cols = choose(h, m, n, blocks, nw)
@@ -66,7 +66,7 @@ def partial_sums(me, m, n, last, kc):
 
 @device
 def add_up(lo, hi, last, kc, elems, ws, c, acc):
-    """c[i] (+)= sum of the blocks' partial sums ws[p*elems + i], in order, for i in [lo, hi)."""
+    """c[i] (+)= the sum of the blocks' partial sums ws[p*elems + i], in order, for i in [lo, hi)."""
     blocks = (last + kc - 1) // kc
     i = lo + thread()
     while i < hi:

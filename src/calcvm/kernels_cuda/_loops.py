@@ -1,10 +1,10 @@
 """Loops of a block's threads over elements: flat, over lines, over up to six axes.
 
-A loop is made of a formula over elements.  Its reads come first and its writes after them: a thread has several
-independent loads in flight, and a load at a place that is past the end is one of its first place again, so that no
-branch stands between loads.  Neighbouring threads take neighbouring elements, or neighbouring *quads*: four elements in
-16-byte accesses, where all operands lie on 16-byte boundaries.  Nothing but the order of the accesses depends on that:
-an element has the same bits either way.  Operands of a loop are tuples of pointers.
+A loop is built from a formula over elements.  It reads first and writes afterwards, so that a thread has several
+independent loads in flight.  A load past the end repeats the first place instead, so that no branch separates the loads.
+Neighbouring threads take neighbouring elements, or neighbouring *quads*: four elements in 16-byte accesses, if all
+operands are aligned to 16 bytes.  Only the order of accesses depends on that: an element has the same bits
+either way.  A loop's operands are tuples of pointers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _load4(tc, p):
 
 @compiled_by(_load4)
 def load4(p):
-    """The four elements at a pointer, which lies on a 16-byte boundary."""
+    """The four elements at a pointer aligned to 16 bytes."""
     assert aligned(p)
     return p[0], p[1], p[2], p[3]
 
@@ -56,7 +56,7 @@ def _store4(tc, p, xs):
 
 @compiled_by(_store4)
 def store4(p, xs):
-    """Set the four elements at a pointer, which lies on a 16-byte boundary."""
+    """Set the four elements at a pointer aligned to 16 bytes."""
     assert aligned(p)
     p[0], p[1], p[2], p[3] = xs
 
@@ -70,13 +70,13 @@ def _aligned(tc, p):
 
 @compiled_by(_aligned)
 def aligned(p):
-    """Whether a pointer lies on a 16-byte boundary."""
+    """Whether a pointer is aligned to 16 bytes."""
     return p.ctypes.data % 16 == 0
 
 
 @device
 def spread4(p, step):
-    """Four elements from a pointer on, or (``step`` 0) one of them four times."""
+    """Four elements from a pointer on, or the first one four times if ``step`` is 0."""
     if step == 0:
         return p[0], p[0], p[0], p[0]
     return load4(p)
@@ -89,7 +89,7 @@ all_aligned = device(lambda ps: folded(both, mapped(aligned, (ps,))))
 # ---------------------------------------------------------------- places
 @device
 def split(k, n):
-    """k // n and k % n for 0 <= k < 2**31 - 1 and n > 0, by a division of 32 bits."""
+    """k // n and k % n for 0 <= k < 2**31 - 1 and n > 0, by a 32-bit division."""
     small = np.uint32(min(n, 0x7FFFFFFF))
     q = np.int64(np.uint32(k) // small)
     return q, k - q * n
@@ -97,7 +97,7 @@ def split(k, n):
 
 @device
 def digits(k, d):
-    """The indexes (i0, ..., i5) of element k < 2**31 - 1 of an array of inner sizes ``d``, none of them 0."""
+    """The indexes (i0, ..., i5) of element k < 2**31 - 1 in an array of inner sizes ``d``, all of them positive."""
     k, i5 = split(k, d[4])
     k, i4 = split(k, d[3])
     k, i3 = split(k, d[2])
@@ -108,7 +108,7 @@ def digits(k, d):
 
 @device
 def carry(i, d):
-    """A digit below 2*d as one below d, and what it carries."""
+    """A digit below 2*d reduced below d, and its carry."""
     if i >= d:
         return i - d, 1
     return i, 0
@@ -116,7 +116,7 @@ def carry(i, d):
 
 @device
 def onward(i, step, d):
-    """Indexes ``step`` further in an array of inner sizes ``d``."""
+    """The indexes ``step`` further in an array of inner sizes ``d``."""
     i5, c = carry(i[5] + step[5], d[4])
     i4, c = carry(i[4] + step[4] + c, d[3])
     i3, c = carry(i[3] + step[3] + c, d[2])
@@ -139,8 +139,8 @@ _read4_at_and_i = device(lambda xs, i: (*mapped(load4, (ats(xs, i),)), (i, i + 1
 def elementwise(formula: Callable, indexed: bool = False, ways: int = 2) -> Any:
     """A loop ``each(start, stop, xs, y, params)``: y[i] = formula(xs[i]..., params...), i from start to stop.
 
-    y may be one of the arrays.  indexed : the formula gets i before the params.  ways : quads that a thread reads
-    at once: 2, or 1 for a long formula, whose code each repeats, or 0: no quads.
+    y may be one of the arrays.  indexed : the formula gets i before the params.  ways : quads that a thread reads at
+    once: 2; or 1 for a long formula, because each quad repeats its code; or 0: no quads.
     """
     read, read4 = (_read_at_and_i, _read4_at_and_i) if indexed else (_read_at, _read4_at)
 
@@ -174,7 +174,7 @@ def elementwise(formula: Callable, indexed: bool = False, ways: int = 2) -> Any:
             head = tail = stop
         by_quads(head + 4 * thread(), 4 * threads(), tail, xs, y, params)
         k, n = threads() - 1 - thread(), stop - start - (tail - head)
-        while k < n:  # by the last threads, which the quads of a small array leave idle
+        while k < n:  # taken by the last threads, which have no quads if the array is small
             i = start + k if start + k < head else start + k + tail - head
             y[i] = formula(*read(xs, i), *params)
             k += threads()
@@ -184,9 +184,9 @@ def elementwise(formula: Callable, indexed: bool = False, ways: int = 2) -> Any:
 
 # ---------------------------------------------------------------- turns
 def _by_two(more: Callable, onward: Callable, where: Callable, read: Callable, write: Callable) -> Any:
-    """A loop ``each(at, of)`` while ``more(at, of)``: it reads at two places, one ``onward`` of the other, then writes there.
+    """A loop ``each(at, of)`` while ``more(at, of)``: it reads at two successive places (see ``onward``), then writes there.
 
-    ``of`` is what these functions need beside that.  It reads ``where(at, of)``: where there is no more, the first once again.
+    ``of`` : further arguments of these functions.  It reads at ``where(at, of)``, and past the end at the first place again.
     """
 
     @device
@@ -248,8 +248,8 @@ _read_quads = device(lambda ps, of: mapped(spread4, (ps, of[4][2])))
 def linewise(formula: Callable, quads: bool = True) -> Any:
     """A loop ``each(lines, n, xs, strides, steps, y, y_stride, params)`` over elements j of n in lines l.
 
-    y[l*y_stride + j] = formula(x[l*stride + j*step]..., params...); steps are 1, or 0 for one element a line.  y may be an
-    operand of its strides.  quads : elements are read in quads.
+    y[l*y_stride + j] = formula(x[l*stride + j*step]..., params...); a step is 1, or 0 for one element per line.  y may be an
+    operand with the same strides.  quads : elements are read in quads.
     """
 
     @device
@@ -296,8 +296,8 @@ _in_axes = device(lambda ki, of: mapped(_place_in_axes, of[3], ki))
 def axiswise(formula: Callable) -> Any:
     """A loop ``each(n0, d, xs, strides, y, y_strides, params)`` over an array (n0, *d) of six axes: y = formula(*xs, *params).
 
-    strides : of each operand six, or None for one that is dense.  y may be an operand of its strides.  An element
-    costs additions for six axes: `linewise` is for one or two.
+    strides : six per operand, or None for a dense one.  y may be an operand with the same strides.  An element costs
+    additions for six axes; `linewise` is for one or two.
     """
 
     @device

@@ -1,7 +1,7 @@
 """Elementary functions in the dtype of their argument: libdevice's on the device, NumPy's in the simulator.
 
-NaN and infinities stay what IEEE 754 says.  A formula over float32 must not meet a float64, which a GPU computes
-at a small fraction of its speed: constants are written ``like(x, 0.5)``, and a test looks for float64 in the PTX.
+NaN and infinities follow IEEE 754.  A formula over float32 must not meet a float64, which a GPU computes at a small
+fraction of its speed: constants are written ``like(x, 0.5)``, and a test searches the PTX for float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from calcvm.kernels_cuda._cuda import call_of, compiled_by
 
 
 def _libm(simulate: Callable, native: Callable) -> Any:
-    """A function of numbers with a face for each world."""
+    """A function of numbers, implemented for both worlds."""
 
     def codegen(tc, *args):
         result, call = call_of(tc, native, args)
@@ -47,7 +47,7 @@ erf = _libm(lambda x: x.dtype.type(math.erf(x)), math.erf)
 def fma(x, y, z):
     """x*y + z, rounded once (in the simulator twice).
 
-    Written where a sum of a product occurs: an assembler that is free to choose might fuse it in one loop of a
-    formula and not in another, and the bits of an element would depend on its loop.
+    It is written out wherever a product is added: an assembler that is free to choose might fuse them in one loop of a
+    formula and not in another, and an element's bits would depend on its loop.
     """
     return x * y + z

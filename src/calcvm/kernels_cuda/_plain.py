@@ -1,18 +1,19 @@
-"""Kernels for a GPU that follow from equations: a text in Python for each row, compiled as the hand-written ones are.
+"""GPU kernels derived from equations: each row gets a Python text, which is compiled like the hand-written kernels.
 
-Blocks share the units of the first index of the results, and a block takes its units in batches.  How many indexes a unit has, a row's
-stages say (`_plain_units`); each stage is done in one of three ways:
+Blocks share the units of the results' first index, and a block processes its units in batches.  The row's stages decide how many
+indexes a unit has (`_plain_units`).  There are three kinds of stages:
 
-- Reductions for a unit, results and temporaries: by all threads of the block, a batch of units at a time, through shared
+- Reductions per unit (results and temporaries) use all threads of the block, one batch of units at a time, through shared
   memory (`_plain_loops.together`).
-- Results of more indexes: a thread an element, neighbouring threads neighbouring elements; a reduction in it is a loop of the thread.
-- A scan: a thread a line.
+- Results with more indexes use one thread per element, neighbouring threads on neighbouring elements; each thread loops over
+  reductions in its element.
+- A scan uses one thread per line.
 
-The bits are the same for any numbers of blocks and threads: one block computes all of a unit, and the shape of a sum depends on its
-length alone: slots, whose number follows from it (`_reduce.slots_of`) and whose totals a tree joins, each by blocks of `LENGTH` elements.
-Threads write apart, and meet before one reads what another wrote.
+The bits do not depend on the numbers of blocks and threads: one block computes all of a unit, and the order of a sum depends only on
+its length.  The length determines the number of slots (`_reduce.slots_of`); each slot sums in blocks of `LENGTH` elements, and a
+tree joins the slots.  Threads write to separate places, and meet before one reads what another wrote.
 
-Each stage is a function ``term_NAME(a, here, k)`` or ``value_NAME(a, q, k)``, in `_plain_loops`' terms; ``kernel_of(plain).text`` has them.
+Each stage is a function ``term_NAME(a, here, k)`` or ``value_NAME(a, q, k)``, see `_plain_loops`; ``kernel_of(plain).text`` shows them.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from calcvm.kernels_cuda import _plain_loops
 from calcvm.kernels_cuda._plain_loops import KNOWN
 from calcvm.kernels_cuda._plain_units import Cut, Units
 
-FIRST = "first"  # the smallest of places: how argmax and argmin go on, once the largest is known
-MOST_TEMPORARIES = 16  # of a unit, which shared memory holds beside its slots
-JOINS = {  # by how and kind: what joins two, and what changes nothing
+FIRST = "first"  # the smallest place: the second stage of argmax and argmin, after the extremum
+MOST_TEMPORARIES = 16  # per unit, in shared memory beside its slots
+JOINS = {  # by reduction and kind: the function that joins two values, and the neutral value
     ("sum", FLOAT): ("add", "like(h, 0)"),
     ("prod", FLOAT): ("multiply", "like(h, 1)"),
     ("max", FLOAT): ("maximum", "like(h, -INF)"),
@@ -50,22 +51,22 @@ JOINS = {  # by how and kind: what joins two, and what changes nothing
     ("any", BOOL): ("greater", "0"),
     ("all", BOOL): ("smaller", "1"),
 }
-TAKEN = {  # names in the texts
+TAKEN = {  # names used in the texts
     "me", "h", "a", "c", "q", "k", "u", "lo", "hi", "n", "run", "here", "first", "stop", "slots", "most", "before", "totals", "counts", "max", "min",
     *(f"{name}{level}" for level in range(2, 9) for name in ("first", "stop", "n", "slots", "most")), *KNOWN,
 }  # fmt: skip
 
 
 def kernel_of(plain: Plain) -> Callable:
-    """The kernel of a row; its ``text`` is what it was compiled of.
+    """The kernel of a row; its attribute ``text`` is the Python text that it was compiled from.
 
     Raises
     ------
-    CalcError : the row has something that no such kernel does.
+    CalcError : the row contains something that no kernel can compute.
     """
     text = text_of(plain)
     file = f"<kernel of the equation of {plain.name}>"
-    linecache.cache[file] = len(text), None, text.splitlines(True), file  # for what shows where an error was
+    linecache.cache[file] = len(text), None, text.splitlines(True), file  # for tracebacks
     space = KNOWN | {"__name__": f"{__package__}.plain"}
     exec(compile(text, file, "exec"), space)
     made = space["run"]
@@ -79,7 +80,7 @@ def text_of(plain: Plain) -> str:
 
 
 def _first_places(stages: Iterable[Stage]) -> list[Stage]:
-    """argmax and argmin as two stages: the largest, and the first place of an element that is it (or NaN)."""
+    """Replace argmax and argmin by two stages: the extremum, and the first place of an element that equals it (or is NaN)."""
     out = []
     for stage in stages:
         if stage.how in ("argmax", "argmin"):
@@ -102,7 +103,7 @@ class _Text:
         self.stages = _first_places(plain.stages)
         self.by_name = {stage.name: stage for stage in self.stages}
         self.results = [stage for stage in self.stages if stage.result]
-        self.extents: dict[str, str] = {}  # sizes over the words: texts, and their names
+        self.extents: dict[str, str] = {}  # sizes computed from the words: texts, and their names
         self.called: dict[str, str] = {}
         self.ranges = {i.name: i.extent for s in self.stages for i in (*s.kept, *s.over)}
         for name in dict.fromkeys((*plain.words, *plain.reals, *plain.operands, *self.ranges, *self.by_name)):
@@ -116,15 +117,17 @@ class _Text:
         self.cut = Cut(plain, self.stages)
         self.home = self.cut.home
         if len(self.home) > MOST_TEMPORARIES:
-            raise self.wrong(f"its units have {len(self.home)} temporaries, and may have {MOST_TEMPORARIES}")
+            raise self.wrong(f"its units have {len(self.home)} temporaries, more than {MOST_TEMPORARIES}")
         self.functions: list[str] = []
-        self.numbered: tuple[Index, ...] = ()  # indexes that the function at hand makes of the number k of an element
+        self.numbered: tuple[
+            Index, ...
+        ] = ()  # the indexes that the current function derives from the number k of an element
 
     def wrong(self, what: str) -> CalcError:
         return CalcError(f"row {self.plain.name!r}: {what}")
 
     def free(self, name: str) -> str:
-        """A name of Python's that nothing else has."""
+        """An unused Python name."""
         taken = {*TAKEN, *self.called.values(), *self.extents.values()}
         while (
             name in taken or keyword.iskeyword(name) or name.startswith(("term_", "value_", "set_", "unit_", "line_"))
@@ -134,18 +137,18 @@ class _Text:
 
     # ------------------------------------------------------------ stages
     def along(self, stage: Stage) -> bool:
-        """Whether neighbours in memory are reduced: where of no operand that is, neighbours are kept."""
+        """Whether neighbours in memory are reduced; they are kept if any operand has a kept index last."""
         over, kept = {i.name for i in stage.over}, {i.name for i in stage.kept[-1:]}
         found = [n for n in walk(stage.value) if isinstance(n, Element) and n.places and over & names(n)]
         return not any(kept & names(n.places[-1]) for n in found)
 
     def temporaries(self, stage: Stage) -> list[Stage]:
-        """Stages that it reads and that the thread computes itself."""
+        """Stages that it reads and that each thread computes itself."""
         read = [self.by_name[v] for v in arrays(stage.value) if v in self.by_name]
         return [s for s in read if not s.result and s.name not in self.home]
 
     def ahead(self, stage: Stage) -> list[Stage]:
-        """Those of a reduction that none of its elements changes."""
+        """The temporaries of a reduction that do not depend on its reduced indexes."""
         kept = {i.name for i in stage.kept}
         return [s for s in self.temporaries(stage) if {i.name for i in s.kept} <= kept]
 
@@ -155,7 +158,7 @@ class _Text:
 
     # ------------------------------------------------------------ sizes
     def extent(self, node: Node | None) -> str:
-        """The name of a size over the words, or the number that it is."""
+        """The name of a size computed from the words, or the number itself."""
         assert node is not None
         if isinstance(node, Number):
             return str(node.value)
@@ -171,7 +174,7 @@ class _Text:
         return " * ".join(t for t in texts if t != "1") or "1"
 
     def flat(self, places: Sequence[str], extents: Sequence[str]) -> str:
-        """The number of an element."""
+        """The linear number of an element."""
         text = places[0] if places else "0"
         for place, n in zip(places[1:], extents[1:]):
             text = f"({text}) * {n} + {place}" if " " in text else f"{text} * {n} + {place}"
@@ -190,7 +193,7 @@ class _Text:
         raise self.wrong(f"{show(node)} is no condition")
 
     def stored(self, node: Node, kind: str) -> str:
-        """What is stored as an element of a kind: a number as an integer is cut off at its point, and holds where it is not 0."""
+        """The text that is stored as an element of a kind: numbers are truncated to integers, and are true unless 0."""
         if (self.kind(node), kind) == (FLOAT, INT):
             return self.plainly(node)
         if kind == BOOL != self.kind(node):
@@ -198,7 +201,7 @@ class _Text:
         return self.value(node, INT if kind == BOOL else kind)
 
     def whole(self, node: Node) -> str:
-        """An integer: a place, or a size."""
+        """The text of an integer: a place or a size."""
         if {*arrays(node)} & {*self.plain.operands}:
             return self.near(node)
         if isinstance(node, Call) and node.function == "/":
@@ -206,7 +209,7 @@ class _Text:
         return self.value(node, INT)
 
     def near(self, node: Node) -> str:
-        """A place of data: nowhere, if an integer on the way leaves the 64 bits."""
+        """The text of a place that comes from data; it is nowhere if an integer on the way exceeds 64 bits."""
         if isinstance(node, Call) and node.function in NEAR:
             return f"{NEAR[node.function]}({', '.join(map(self.near, node.arguments))})"
         if isinstance(node, Call) and node.function == "where":
@@ -258,7 +261,7 @@ class _Text:
             return taken[0]
         name = (INTEGERS if kind == INT else FLOATS).get(function, function)
         if name not in KNOWN:
-            raise self.wrong(f"kernels know no function {function!r}")
+            raise self.wrong(f"no kernel computes the function {function!r}")
         return f"{name}({', '.join(taken)})"
 
     def power(self, x: str, exponent: Node, p: str) -> str:
@@ -298,11 +301,11 @@ class _Text:
         return text
 
     def cells(self, name: str) -> str:
-        """An operand's elements as they lie: conditions are bytes."""
+        """An operand's elements as stored: conditions are bytes."""
         return f"cells({self.called[name]})" if self.read_as[name] == BOOL else self.called[name]
 
     def merged(self, nodes: Sequence[Node], places: list[str], extents: list[str]) -> tuple[list[str], list[str]]:
-        """Places, those of neighbouring indexes that the number k of an element has as one: nothing is divided for it."""
+        """Places, with neighbouring indexes merged if the number k of an element already combines them: this saves divisions."""
         met, own = [n.name if isinstance(n, Name) else "" for n in nodes], [i.name for i in self.numbered]
         for j in range(len(met)) if own else ():
             if met[j : j + len(own)] == own:
@@ -315,20 +318,20 @@ class _Text:
         return str(int(value)) if kind == INT else str(value != 0) if kind == BOOL else f"like(h, {_number(value)})"
 
     def is_sure(self, place: Node, axis: Node) -> bool:
-        """Whether a place is in its axis whatever the words are."""
+        """Whether a place is inside its axis for all values of the words."""
         if isinstance(place, Number):
             return isinstance(axis, Number) and 0 <= place.value < axis.value
         return isinstance(place, Name) and self.ranges.get(place.name) == axis
 
     def before(self, stage: Stage) -> tuple[Node, ...]:
-        """Places of a scan's element that was set right before."""
+        """The places of a scan's previous element."""
         assert stage.scan is not None
         along, direction = stage.scan
         step = call("-" if direction > 0 else "+", Name(along), Number(1))
         return tuple(step if i.name == along else Name(i.name) for i in stage.kept)
 
     def carried(self, stage: Stage) -> bool:
-        """Whether that is all that it reads of itself."""
+        """Whether a scan reads only its previous element."""
         return all(n.places == self.before(stage) for n in self.own(stage))
 
     def own(self, stage: Stage) -> list[Element]:
@@ -336,7 +339,7 @@ class _Text:
 
     # ------------------------------------------------------------ functions
     def parameters(self) -> list[str]:
-        """What ``a`` has; a size that is met later comes last."""
+        """The contents of ``a``; later sizes are appended."""
         own = [self.called[n] for n in (*self.words(), *self.home)]
         return ["first", "me", "h", *own, *self.extents.values()]
 
@@ -344,18 +347,18 @@ class _Text:
         return (*self.plain.words, *self.plain.reals, *self.plain.operands)
 
     def function(self, head: str, said: str, body: Sequence[str]) -> None:
-        """A function that takes of ``a`` what it names."""
+        """Add a function; it unpacks from ``a`` the names that it uses."""
         known = [f"{name} = a[{k}]" for k, name in enumerate(self.parameters()) if _named(body, [name])]
         lines = ["; ".join(known)] if known else []
         self.functions += ["@device", f"def {head}:", f'    """{said}"""', *_indented([*lines, *body]), "", ""]
 
     def computed(self, stage: Stage) -> str:
-        """A reduction by the thread."""
+        """A reduction computed by the thread."""
         join, zero = self.join(stage)
         return f"alone(term_{stage.name}, {join}, {zero}, a, {self.here(stage)}, {self.volume(stage.over)})"
 
     def here(self, stage: Stage) -> str:
-        """What the terms of a reduction get: the number in the batch, indexes, temporaries that no element of it changes."""
+        """The terms' argument ``here``: the number in the batch, the indexes, and the temporaries computed ahead."""
         return (
             f"({', '.join(['c', *(self.called[i.name] for i in stage.kept), *map(self.computed, self.ahead(stage))])},)"
         )
@@ -366,14 +369,14 @@ class _Text:
     def join(self, stage: Stage) -> tuple[str, str]:
         key = stage.how, self.kinds[stage.name]
         if key not in JOINS:
-            raise self.wrong(f"{stage.how} of {show(stage.value)} is nothing that kernels do")
+            raise self.wrong(f"{stage.how} of {show(stage.value)} cannot be computed by a kernel")
         return JOINS[key]
 
     def made_here(self, stages: Iterable[Stage]) -> list[str]:
         return [f"{self.called[s.name]} = {self.computed(s)}" for s in stages]
 
     def digits(self, flat: str, indexes: Sequence[Index]) -> list[str]:
-        """Lines that make indexes of the number of an element."""
+        """Lines that derive the indexes from the number of an element."""
         if len(indexes) < 2:
             return [f"{self.called[i.name]} = {flat}" for i in indexes]
         lines = [] if flat == "u" else [f"u = {flat}"]
@@ -383,7 +386,7 @@ class _Text:
         return [*lines, f"{self.called[indexes[0].name]} = u"]
 
     def batch(self, loop: Units) -> str:
-        """The line that finds a unit's number in the batch."""
+        """The line that computes a unit's number in the batch."""
         places, extents = [self.called[i.name] for i in loop.indexes], [self.extent(i.extent) for i in loop.indexes]
         return f"c = {self.flat(places, extents)} - first"
 
@@ -405,7 +408,7 @@ class _Text:
         return f"{stage.name}{kept} = {how}{value}"
 
     def reduced(self, stage: Stage, loop: Units) -> list[str]:
-        """The call that reduces something for each unit."""
+        """The call that reduces a stage for each unit."""
         lines = ["u = first + c", *self.digits("u", loop.indexes), f"return {self.here(stage)}"]
         self.function(f"unit_{stage.name}(a, c)", "Where a unit's terms are.", lines)
         join, zero = self.join(stage)
@@ -438,12 +441,12 @@ class _Text:
         return [f"{by}(value_{stage.name}, a, 0, {y}, {self.range(loop, stage.kept)})", "sync()"]
 
     def lines(self, stage: Stage, loop: Units, name: str, indexes: Sequence[Index], lines: list[str]) -> list[str]:
-        """The loop over a function that does something for each value of indexes."""
+        """The loop that calls a function for all values of some indexes."""
         self.function(f"{name}(a, q, k)", self.said(stage), self.where(loop, indexes, lines))
         return [f"lines({name}, a, {_of(loop, 'n')}, {self.range(loop, indexes)})", "sync()"]
 
     def range(self, loop: Units, indexes: Sequence[Index]) -> str:
-        """The numbers of a batch's elements that a thread takes: first, last, step."""
+        """The numbers of a batch's elements that a thread processes: first, last, step."""
         first, n = _of(loop, "first"), _of(loop, "n")
         many = self.volume(i for i in indexes if i not in loop.indexes)
         begin, end = (first, f"{first} + {n}") if many == "1" else (f"{first} * {many}", f"({first} + {n}) * {many}")
@@ -452,9 +455,9 @@ class _Text:
         return f"{begin} + thread(), {end} - 1, threads()"
 
     def where(self, loop: Units, indexes: Sequence[Index], lines: list[str]) -> list[str]:
-        """Lines, behind those that make indexes, if they are named, of the number k of an element, or of one in the batch.
+        """The lines, preceded by lines that derive the indexes they name from k, the number of an element overall or in the batch.
 
-        In the batch neighbours are of neighbouring units, where these are neighbours in memory.
+        In the batch, neighbours belong to neighbouring units if these are neighbours in memory.
         """
         names_ = [self.called[i.name] for i in indexes]
         if tuple(indexes[: len(loop.indexes)]) == loop.indexes:
@@ -470,7 +473,7 @@ class _Text:
         return [*begin, *self.digits("u", rest), "u = first + c", *self.digits("u", loop.indexes), *lines]
 
     def scanned(self, stage: Stage, loop: Units) -> list[str]:
-        """The loop over lines of a scan."""
+        """The loop over the lines of a scan."""
         assert stage.scan is not None
         (along, direction), self.numbered = stage.scan, ()
         k = [i.name for i in stage.kept].index(along)
@@ -507,7 +510,7 @@ class _Text:
         return [f"first, stop = {share}", *([] if per == "1" else [f"first, stop = first * {per}, stop * {per}"])]
 
     def memory(self) -> list[str]:
-        """Shared memory: totals of what is reduced, which all loops use, and temporaries of each."""
+        """The lines that divide shared memory: totals, which all loops use, and each loop's temporaries."""
         lines, kinds = (
             [],
             {
@@ -554,14 +557,14 @@ class _Text:
                 lines += self.scanned(part, loop) if part.scan else self.set(part, loop)
         first, n, stop = (_of(loop, name) for name in ("first", "n", "stop"))
         known = f"a = ({', '.join([first, *self.parameters()[1:]])})"
-        if not loop.wide():  # all at once, and nobody waits for the last
+        if not loop.wide():  # all at once, without waiting for the last
             return [known, f"{n} = {stop} - {first}", *(lines if loop.level else lines[:-1])]
         many = "1" if loop.single else f"min({_of(loop, 'most')}, {stop} - {first})"
         return [f"while {first} < {stop}:", *_indented([f"{n} = {many}", known, *lines, f"{first} += {n}"])]
 
 
 def _of(loop: Units, name: str) -> str:
-    """The name of what each loop has."""
+    """The loop's name for one of its variables."""
     return f"{name}{loop.level + 1}" if loop.level else name
 
 
@@ -588,7 +591,7 @@ def _number(value: float) -> str:
 
 
 def _named(lines: Iterable[str], names_: Sequence[str]) -> bool:
-    """Whether one of the names is in a text."""
+    """Whether the lines contain one of the names."""
     return any(word in names_ for line in lines for word in re.findall(r"[A-Za-z_]\w*", line))
 
 

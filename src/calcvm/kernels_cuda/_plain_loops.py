@@ -1,7 +1,7 @@
-"""What texts of `calcvm.kernels_cuda._plain` call: elements at places, reductions by a thread and by a block, scans.
+"""Functions that the texts of `calcvm.kernels_cuda._plain` call: elements at places, reductions by a thread or a block, scans.
 
-A *unit* is what the indexes before the others number; a block takes its share of them in batches.  ``term(a, here, k)`` is what element
-k of all that is reduced gives: ``a`` holds the row's words and operands, ``here`` the unit's number in its batch, then its indexes.
+A *unit* is one value of each leading index; a block processes its share of the units in batches.  ``term(a, here, k)`` is the term of
+element k of a reduction: ``a`` holds the row's words and operands; ``here`` is the unit's number in its batch, then its indexes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from calcvm.kernels_cuda._reduce import ROOM, add, divide, each, fold, join_apar
 from calcvm.kernels_cuda._tuples import folded
 
 BAD_PLACE = 1  # trap code
-NOWHERE = 1 << 62  # a place beyond the ends of everything, and more than every integer that is reduced
+NOWHERE = 1 << 62  # a place outside everything, larger than every integer that is reduced
 INF, NAN = float("inf"), float("nan")
-LENGTH = 128  # elements whose total is a number of its own, so that the error of a sum does not grow with each
+LENGTH = 128  # elements per partial total, so that the error of a sum does not grow with every element
 
 functions = {f.equation: formula(f) for f in FUNCTIONS.values()}  # of one number
 functions |= {"relu": formula(lambda x: where(x < 0, 0.0, x))}
@@ -32,7 +32,7 @@ functions |= {"relu": formula(lambda x: where(x < 0, 0.0, x))}
 # ---------------------------------------------------------------- integers
 @device
 def floor_div(a, b):
-    """a // b, rounded down; 0 where b is 0."""
+    """a // b, rounded down; 0 if b is 0."""
     if b == 0:
         return 0
     if b < 0:
@@ -42,18 +42,18 @@ def floor_div(a, b):
 
 @device
 def floor_mod(a, b):
-    """What a // b leaves; 0 where b is 0."""
+    """The remainder of a // b; 0 if b is 0."""
     return a - floor_div(a, b) * b if b != 0 else 0
 
 
 @device
 def exact(a, b):
-    """The place a / b: nowhere, where it leaves a rest."""
+    """The place a / b; nowhere if there is a remainder."""
     q = floor_div(a, b)
     return q if q * b == a and b != 0 else NOWHERE
 
 
-# Integers of places that data say: what leaves the 64 bits on the way, or is divided by 0, is nowhere.
+# Integers of places that come from data: overflow of 64 bits and division by 0 give nowhere.
 @device
 def _near(a, b):
     return -NOWHERE < a < NOWHERE and -NOWHERE < b < NOWHERE
@@ -112,7 +112,7 @@ def magnitude(a):
 
 @device
 def whole(x):
-    """An element as an integer: nowhere, where it is none."""
+    """An element as an integer; nowhere if it is fractional."""
     x = wide(x)
     if x > like(x, -1e18) and x < like(x, 1e18):
         k = int(x)
@@ -124,7 +124,7 @@ def whole(x):
 # ---------------------------------------------------------------- numbers
 @device
 def float32(x):
-    """Rounded to float32 in any heap."""
+    """x rounded to float32, in any heap."""
     return like(x, np.float32(x))
 
 
@@ -141,7 +141,7 @@ power4 = device(lambda x: (x * x) * (x * x))
 # ---------------------------------------------------------------- elements
 @device
 def _axis(before, axis):
-    """The place in axes up to this one, and whether it is in all of them; ``sure`` : it is in this one."""
+    """The place in the axes up to this one, and whether it is inside all of them; ``sure`` : it is inside this one."""
     place, inside = before
     k, n, sure = axis
     there = sure or (k >= 0 and k < n)
@@ -150,7 +150,7 @@ def _axis(before, axis):
 
 @device
 def find(axes):
-    """The place in an array of (place, extent, whether it is sure to be inside) an axis, and whether it is inside."""
+    """The place in an array, and whether it is inside; ``axes`` : per axis the place, the extent, and whether it is surely inside."""
     return folded(_axis, ((0, True),) + axes)
 
 
@@ -161,14 +161,14 @@ holds_at = device(lambda h, x, k: x[k] != 0)
 
 @device
 def read(of, h, x, axes, beyond):
-    """The element of x at these places as a value, ``of(h, x, k)``, or ``beyond``."""
+    """The element of x at these places, as the value ``of(h, x, k)``; outside it is ``beyond``."""
     place, inside = find(axes)
     return of(h, x, place) if inside else beyond
 
 
 @device
 def read_known(me, of, h, x, axes, beyond):
-    """The same at places that data say: others trap."""
+    """The same for places that come from data; outside traps."""
     place, inside = find(axes)
     if inside:
         return of(h, x, place)
@@ -203,13 +203,13 @@ def strands(term, join, zero, a, here, k, last, step):
 
 @device
 def alone(term, join, zero, a, here, n):
-    """The joined terms of n elements, by this thread."""
+    """The joined terms of n elements, computed by this thread."""
     return strand(term, join, zero, a, here, 0, n - 1, 1)
 
 
 @device
 def every(value, a, q, y, k, last, step):
-    """y[k] = value(a, q, k) for k, k + step, ... up to ``last``, by this thread, one at a time: see `_reduce.each`."""
+    """y[k] = value(a, q, k) for k, k + step, ... up to ``last``, by this thread, one at a time; see `_reduce.each`."""
     while k <= last:
         y[k] = value(a, q, k)
         k += step
@@ -217,7 +217,7 @@ def every(value, a, q, y, k, last, step):
 
 @device
 def lines(line, a, q, k, last, step):
-    """line(a, q, k) for k, k + step, ... up to ``last``, by this thread."""
+    """Calls line(a, q, k) for k, k + step, ... up to ``last``, in this thread."""
     while k <= last:
         line(a, q, k)
         k += step
@@ -225,7 +225,7 @@ def lines(line, a, q, k, last, step):
 
 @device
 def scan(value, a, here, before, y, place, step, n, forward):
-    """y[i] = value(a, here, i, what was set before) along an axis of n elements, ``step`` apart from ``place`` on."""
+    """y[i] = value(a, here, i, the previous y) along an axis of n elements, ``step`` apart from ``place`` on."""
     k = 0
     while k < n:
         i = k if forward else n - 1 - k
@@ -237,25 +237,25 @@ def scan(value, a, here, before, y, place, step, n, forward):
 # ---------------------------------------------------------------- by a block
 @device
 def units_at_once(slots, temporaries):
-    """Units of so many slots and temporaries, which fit shared memory; odd, so that threads meet no bank twice."""
+    """The number of units, with so many slots and temporaries each, that fit shared memory; odd, to avoid bank conflicts."""
     return (ROOM * threads() // (slots + temporaries) - 1) | 1
 
 
 @device
 def behind(k):
-    """The k-th cell behind those of all units."""
+    """The k-th cell after those of all units."""
     return ROOM * threads() + k
 
 
 @device
 def scratch(like_this, cell):
-    """Shared memory from a cell of 8 bytes on, as elements of the type of a pointer."""
+    """Shared memory from an 8-byte cell on, with the element type of a pointer."""
     return at(shared(like_this), cell * (8 // itemsize(like_this)))
 
 
 @device
 def whole_scratch(like_this, cell):
-    """The same, as integers."""
+    """The same as integers."""
     return at(as_i64(shared(like_this)), cell)
 
 
@@ -266,9 +266,9 @@ def _put(y, q, c, t):
 
 @device
 def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
-    """y[c] = the joined terms of the R elements of unit c, for c < n, by all threads of the block, which then meet.
+    """y[c] = the joined terms of the R elements of unit c, for c < n, computed by all threads of the block, which then meet.
 
-    by : `strand` or `strands`.  unit(a, c) : what terms get as ``here``.  along : whether neighbours in memory are reduced, not apart.
+    by : `strand` or `strands`.  unit(a, c) : the terms' argument ``here``.  along : whether the reduced elements are contiguous.
     """
     shift = slots_of(R)
     u = thread()
@@ -285,7 +285,7 @@ def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
         join_apart(join, zero, zero, totals, most, _put, y, 0, n, shift)
 
 
-# ---------------------------------------------------------------- all that texts name
+# ---------------------------------------------------------------- all names that texts use
 KNOWN: dict[str, Any] = functions | {
     "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
 } | {

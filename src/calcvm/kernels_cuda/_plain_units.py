@@ -1,7 +1,7 @@
-"""How the stages of a plain row are cut for a GPU: loops over units, which a block of threads does a batch at a time.
+"""Division of a plain row's stages for a GPU: loops over units, which a block of threads processes in batches.
 
-A unit is one value of each of some leading indexes of results.  What all elements of a unit read, a *temporary* in shared memory, is
-reduced by the block before any of these is set: so a result may lie in the place of an operand that the temporary reads.
+A unit is one value of each of the results' leading indexes.  A *temporary*, which all elements of a unit read, is in shared memory.
+The block reduces it before setting any of these elements, so a result may overwrite an operand that the temporary reads.
 
     y[r,g,j] = x[r,g,j] - t[r] - u[r,g]     for each r: t, then for batches of (r, g): u, then all y of the batch
 """
@@ -20,8 +20,8 @@ from calcvm.errors import CalcError
 class Units:
     """A loop over the units of some indexes.
 
-    inside : what is done for a batch of units, in order.  A loop that has another in it does one unit at a time.
-    level : of loops around it.
+    inside : the stages and loops of a batch of units, in order.  A loop that contains another processes one unit at a time.
+    level : the number of loops around it.
     """
 
     indexes: tuple[Index, ...]
@@ -39,7 +39,7 @@ class Units:
                 yield from part.loops()
 
     def wide(self) -> list[Stage]:
-        """What the block reduces for each unit: temporaries, and results that have no other index."""
+        """The stages that the block reduces per unit: temporaries, and results without further indexes."""
         stages = [part for part in self.inside if isinstance(part, Stage)]
         return [s for s in stages if s.how and (not s.result or s.kept == self.indexes)]
 
@@ -47,8 +47,8 @@ class Units:
 class Cut:
     """The loops of a row.
 
-    root : over what workers share.  home : by name, the loop in which a temporary is in shared memory; others a thread reduces where
-    it reads them.
+    root : the loop that workers share.  home : by name, the loop in which a temporary is in shared memory; other temporaries are
+    reduced by each thread that reads them.
     """
 
     def __init__(self, plain: Plain, stages: Sequence[Stage]):
@@ -57,7 +57,7 @@ class Cut:
         self.results = [stage for stage in stages if stage.result]
         self.scans = {s.scan[0] for s in self.results if s.scan}
         self.common = self.begin()
-        self.needs: dict[str, tuple[Index, ...]] = {}  # indexes of the loop that a stage is in, at least
+        self.needs: dict[str, tuple[Index, ...]] = {}  # the indexes that the loop of a stage must have
         for result in self.results:
             self.chain(result)
         self.root = Units(self.first())
@@ -69,7 +69,7 @@ class Cut:
         return CalcError(f"row {self.name!r}: {what}")
 
     def reads(self, stage: Stage) -> dict[str, Stage]:
-        """Temporaries that it reads, and that these read."""
+        """The temporaries that a stage reads, directly or indirectly."""
         found: dict[str, Stage] = {}
         for name in arrays(stage.value):
             of = self.by_name.get(name)
@@ -78,7 +78,7 @@ class Cut:
         return found
 
     def begin(self) -> tuple[Index, ...]:
-        """The indexes that all results begin with, and none scans along."""
+        """The indexes that all results begin with and that no scan runs along."""
         found: list[Index] = []
         for at_once in zip(*(s.kept for s in self.results)):
             if {*at_once} != {at_once[0]} or at_once[0].name in self.scans:
@@ -87,7 +87,7 @@ class Cut:
         return tuple(found)
 
     def chain(self, result: Stage) -> None:
-        """Loops in one another for the temporaries of a result that have fewer indexes."""
+        """Nested loops for the temporaries of a result that have fewer indexes."""
         chosen: list[tuple[Index, ...]] = [()]
         fewer = [
             s for s in self.reads(result).values() if len(s.kept) < len(result.kept) and _within(s.kept, result.kept)
@@ -103,7 +103,7 @@ class Cut:
         self.needs[result.name] = max(chosen, key=len)
 
     def first(self) -> tuple[Index, ...]:
-        """Indexes of the outermost loop: of its units each stage reads its own results alone."""
+        """The indexes of the outermost loop: in each of its units, stages read only results of the same unit."""
         if not self.common:
             return ()
         needed = [kept for kept in self.needs.values() if kept]
@@ -115,7 +115,7 @@ class Cut:
         return root
 
     def is_own_of(self, stage: Stage, made: Iterable[Stage], indexes: tuple[Index, ...]) -> bool:
-        """Whether a stage reads of others only what has its own values of the indexes."""
+        """Whether a stage reads from others only elements with its own values of the indexes."""
         others, kept = {s.name: s for s in made if s is not stage}, {i.name for i in stage.kept}
         for of in (stage, *self.reads(stage).values()):
             for node in walk(of.value):
@@ -127,12 +127,12 @@ class Cut:
         return True
 
     def is_own(self, stage: Stage) -> bool:
-        """Whether it is a temporary of no more indexes than the only loop has, in whatever order."""
+        """Whether it is a temporary whose indexes are all in the only loop, in any order."""
         deeper = any(len(kept) > len(self.root.indexes) for kept in self.needs.values())
         return not stage.result and not deeper and {i.name for i in stage.kept} <= {i.name for i in self.root.indexes}
 
     def fill(self, loop: Units, stages: Sequence[Stage]) -> None:
-        """Do stages in a loop: neighbours of more indexes in one inside it."""
+        """Put stages into a loop; runs of stages with more indexes go to an inner loop."""
         left = list(stages)
         while left:
             stage = left.pop(0)
@@ -149,14 +149,14 @@ class Cut:
                     run.append(other)
                 elif other.result or reads & {s.name for s in run}:
                     break
-                else:  # before what all of them read
+                else:  # comes before all that read it
                     self.fill(loop, [other])
                 left.remove(other)
             loop.inside.append(inner)
             self.fill(inner, run)
 
     def check(self) -> None:
-        """Refuse what a worker cannot do alone, and what would be read after its loop."""
+        """Reject stages that one worker cannot compute alone, and reads after the loop of a temporary."""
         for stage in self.stages if self.common else ():
             if not self.is_own_of(stage, self.results, self.common[:1]):
                 raise self.wrong(f"{stage.name} reads a result where another worker may set it")
@@ -164,7 +164,9 @@ class Cut:
             for stage in loop.inside:
                 for name in self.reads(stage) if isinstance(stage, Stage) else ():
                     if name in self.home and self.home[name] not in known:
-                        raise self.wrong(f"{stage.name} reads {name} behind what sets others of it: make it an operand")
+                        raise self.wrong(
+                            f"{stage.name} reads {name} after the loop that computes it: make it an operand"
+                        )
 
     def around(self, loop: Units, outside: tuple[Units, ...]) -> Iterable[tuple[Units, tuple[Units, ...]]]:
         known = (*outside, loop)
@@ -175,7 +177,7 @@ class Cut:
 
 
 def _within(some: Sequence[Index], all_: Sequence[Index]) -> bool:
-    """Whether these are among all, in their order."""
+    """Whether these are among all, in the same order."""
     left = iter(all_)
     return all(index in left for index in some)
 

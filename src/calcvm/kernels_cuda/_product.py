@@ -1,6 +1,6 @@
-"""The product that a block computes: its description in shared memory, and results on their way from there to C.
+"""The product that a block computes: its description in shared memory, and its results on the way to C.
 
-Results.  Sums go through shared memory, so that C, a bias and an activation's output are read and written row by row.
+Results.  Sums go through shared memory, so that C, a bias and an activation's output are accessed row by row.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from calcvm.kernels_cuda._routines import ints, routine
 from calcvm.kernels_cuda._tuples import mapped, stores
 from calcvm.kernels_cuda._windows import apart, scratch_bytes
 
-DERIVATIVE = 16  # added to an activation: multiply by its derivative instead
+DERIVATIVE = 16  # flag beside an activation: multiply by its derivative instead
 SET, FROM_INIT = 0, 1  # modes
-# Words of a product's description, and how many there are.
+# The words of a product's description.
 (
     A, A_RS, A_KS, A_GS, B, B_KS, B_CS, B_GS, C, C_RS, INIT, INIT_RS, YA, MODE, ACT, ALPHA, SUMMANDS, BLOCK, REAL, SEEN,
     FIRST,
@@ -61,7 +61,7 @@ FIELDS = 32
 
 
 def shared_bytes(threads: int, itemsize: int) -> int:
-    """Shared scratch of a block of so many threads: what kernels may use."""
+    """Shared scratch that kernels may use, for a block of so many threads."""
     return max(min(192 * threads, 47104), 8192)
 
 
@@ -75,20 +75,20 @@ def _since(tc, base, p):
 
 @compiled_by(_since)
 def since(base, p):
-    """Elements from one pointer to another."""
+    """The number of elements from one pointer to another."""
     return (p.ctypes.data - base.ctypes.data) // p.itemsize
 
 
 # ---------------------------------------------------------------- the description
 @device
 def described(h):
-    """The description of the product at hand: words in shared scratch."""
+    """The description of the current product: words in shared scratch."""
     return as_i64(shared(h))
 
 
 @device
 def tiles_at(h):
-    """Where tiles lie in shared scratch, of the type of the pointer ``h``, and how many elements there are."""
+    """The place of tiles in shared scratch, as a pointer of ``h``'s type, and its number of elements."""
     before = 8 * FIELDS // itemsize(h)
     return at(shared(h), before), scratch_bytes() // itemsize(h) - before
 
@@ -97,12 +97,12 @@ def tiles_at(h):
 def product(
     h, S, kc, real, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, c_rs, init, init_rs, mode, act, alpha, ya
 ):  # fmt: skip
-    """Describe what `gemm` and `partial_sums` shall compute: C[i,j] = act(INIT + sum_f A[i,f] * B[f,j]).
+    """Describe the product of `gemm` and `partial_sums`: C[i,j] = act(INIT + sum_f A[i,f] * B[f,j]).
 
     f = g*S + k: A[i,f] = a[g*a_gs + i*a_rs + k*a_ks], B[f,j] = b[g*b_gs + k*b_ks + j*b_cs]; A's rows from ``real`` on
-    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  C's and ya's rows are ``c_rs`` apart; 0: where a
-    `window` says.  ``kc`` summands are one chain.  The description lies in shared memory, where it takes no registers
-    of the tiles.
+    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  The rows of C and ya are ``c_rs`` apart; if it is 0,
+    a `window` places them.  ``kc`` summands form one chain.  The description is in shared memory, where it takes no
+    registers from the tiles.
     """
     p = described(h)
     if thread() == 0:
@@ -116,7 +116,7 @@ def product(
 
 @device
 def see(h, how, first):
-    """A of the `product` described is an image as a `window` sees it: ``how``, from its row ``first`` on."""
+    """Declare A of the described `product` to be an image seen through a `window`: ``how``, from its row ``first`` on."""
     p = described(h)
     if thread() == 0:
         p[SEEN], p[FIRST] = how, first
@@ -132,11 +132,11 @@ _or_first = device(lambda i, rows, first: i if i < rows else first)
 
 @routine(lambda h: types.void(h, *ints(7), types.boolean, types.boolean))
 def put(h, first, rows, cols, ld, width, off, i_off, again, whole):
-    """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
-    ``again``: a sum is there already, and this one is added to it.  Rows that lie `apart` begin with the tile's ``first``.
+    """Set C's elements from ``off`` on to act(init + sum); the sum is in shared memory, and act applies if it is ``whole``.
+    ``again``: C already holds a sum, to which this one is added.  Rows that lie `apart` begin with the tile's ``first``.
 
-    Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row
-    beyond the last is the thread's own first one again.
+    A thread reads four rows at once, because reading them one by one would wait for memory four times.  In place of a
+    row past the last it reads its first one again.
     """
     h = in_global(h)
     p, s = described(h), tiles_at(h)[0]

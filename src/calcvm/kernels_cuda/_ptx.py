@@ -1,7 +1,7 @@
-"""PTX as text: functions compiled apart are joined to one module, which NVIDIA's assembler sees as if compiled together.
+"""PTX as text: separately compiled functions are joined to one module, which NVIDIA's assembler sees as if compiled together.
 
-Among modules only a function's own name is known, `calcvm_...`.  What else it is made of, tables and functions that the compiler
-did not copy into it, are named after it, so that names meet nowhere.  Everything but a kernel is local to the joined module.
+Other modules know only a function's own name, `calcvm_...`.  Its other parts, tables and functions that the compiler did not inline,
+are named after it, so names never collide.  Everything except a kernel is local to the joined module.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
+VERSION = "8.0"  # any driver of CUDA 12 or later assembles it, and no more is used; NVVM writes its own, newer version
 SHARED = ".extern .shared .align 16 .b8 calcvm_shared[];"  # as the compiler declares it
 
-_ITEM = re.compile(r"^\.(?:[^;{}]*;|[^;{}]*=[^;]*;|[^;{}]*\n\{\n.*?^\}$)", re.M | re.S)  # with ";", or a body
+_ITEM = re.compile(r"^\.(?:[^;{}]*;|[^;{}]*=[^;]*;|[^;{}]*\n\{\n.*?^\}$)", re.M | re.S)  # ends with ";" or is a body
 _NAME = re.compile(r"\.(?:func|entry)\s+(?:\([^)]*\)\s*)?([\w$]+)|([\w$]+)(?:\[\d*\])?\s*(?:=|;)")
 
 
 class Piece(NamedTuple):
-    """A function with all that is its own, and the names of others that it calls."""
+    """A function with all its parts, and the names of the functions that it calls."""
 
     text: str
     needs: tuple[str, ...]
@@ -28,13 +28,13 @@ class Piece(NamedTuple):
 
     @classmethod
     def read(cls, stored: bytes) -> Piece:
-        """What `stored` made."""
+        """The inverse of `stored`."""
         needs, _, text = stored.decode().partition("\n")
         return cls(text, tuple(needs.split()))
 
 
 def piece(ptx: str, name: str) -> Piece:
-    """Of what the compiler has written, whose one function for others is called ``name``."""
+    """The piece of a compiler's output whose only public function is called ``name``."""
     items = _ITEM.findall(ptx[ptx.index(".address_size") :].partition("\n")[2])
     names = [_name(item) for item in items]
     needs = [called for item, called in zip(items, names) if item.startswith(".extern .func")]
@@ -43,7 +43,7 @@ def piece(ptx: str, name: str) -> Piece:
     kept = [item for item in own if not (item.startswith(".common") and _times(_name(item), own) == 1)]
     text = "\n".join(re.sub(r"^\.(?:visible|weak) \.func", ".func", item) for item in kept)
     others = {other: f"{name}${k}" for k, other in enumerate(dict.fromkeys(map(_name, kept))) if other != name}
-    for other in sorted(others, key=len, reverse=True):  # names also begin those of parameters
+    for other in sorted(others, key=len, reverse=True):  # a name may also be the prefix of parameters' names
         text = text.replace(other, others[other])
     return Piece(text, tuple(dict.fromkeys(needs)))
 
@@ -68,7 +68,7 @@ def joined(pieces: Iterable[Piece], cc: tuple[int, int]) -> str:
 
 # ---------------------------------------------------------------- dispatch
 def dispatch(name: str, table: dict[int, str]) -> Piece:
-    """The function that calls a row's kernel by the number in the row's first word: a search among the numbers."""
+    """The function that calls a row's kernel: a binary search for the number in the row's first word."""
     lines = [
         f".func (.param .b64 answer) {name}(",
         *_list("\t.param .b64 given{}{}", 5),

@@ -1,11 +1,11 @@
-"""What threads compute together: reductions over a row by lanes of a warp, over many elements by a block.
+"""Reductions by several threads: over a row by lanes of a warp, over many elements by a block.
 
-The shape of every reduction follows from the number of elements alone, so that the result's bits depend neither on
-blocks nor on the threads of a block.  A row is folded by 1, 2, 4, ... lanes of a warp, which a butterfly then joins
-(`fold`, `joined`): short rows share a warp.  What is longer is cut into slots, which the threads of a block take in
-turn, and which meet in shared memory (`reduce`).  All threads of a warp, or of the block, must call these together.
+The order of every reduction depends only on the number of elements, so the bits depend neither on the blocks nor on
+the threads of a block.  A row is folded by 1, 2, 4, ... lanes of a warp, which a butterfly then joins
+(`fold`, `joined`); short rows share a warp.  Longer rows are split into slots, which the threads of a block take in
+turn and join in shared memory (`reduce`).  All threads of a warp, or of the block, must call these functions together.
 
-``term(args, q, k)`` is what element k gives to output q; ``join`` puts two terms together; ``zero`` changes nothing.
+``term(args, q, k)`` is the term of element k for output q; ``join`` combines two terms; ``zero`` is neutral.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 
 from calcvm.kernels_cuda._cuda import device, lane, shuffle_xor, sync, thread, threads, warp_size
 
-PER_LANE = 4  # elements of a row that a lane takes before it shares the row with another
-PER_SLOT = 8  # elements of a column that a slot takes before there are two
-WARPS_OF_SLOTS = 8  # slots that a long column is cut into, in warps: a block of 256 threads takes them all at once
-ROOM = 16  # totals of a block that shared memory holds, for each of its threads; in float64 too
+PER_LANE = 4  # elements of a row per lane before a second lane joins in
+PER_SLOT = 8  # elements of a column per slot before there are two slots
+WARPS_OF_SLOTS = 8  # slots of a long column, in warps: a block of 256 threads takes them all at once
+ROOM = 16  # totals per thread of a block that shared memory holds, even in float64
 
 
 @device
 def warp():
-    """Number of the thread's warp in its block."""
+    """The number of the thread's warp in its block."""
     return thread() // warp_size()
 
 
 @device
 def warps():
-    """Warps of a block."""
+    """Warps per block."""
     return threads() // warp_size()
 
 
 @device
 def warp_sum(x):
-    """Sum of the lanes' ``x``."""
+    """The sum of the lanes' ``x``."""
     step = warp_size() // 2
     while step > 0:
         x += shuffle_xor(x, step)
@@ -66,32 +66,32 @@ def add(x, y):
 
 @device
 def maximum(x, y):
-    """The larger; NaN if either is."""
+    """The larger of two; NaN if either is."""
     return x if x > y or x != x else y
 
 
 @device
 def minimum(x, y):
-    """The smaller; NaN if either is."""
+    """The smaller of two; NaN if either is."""
     return x if x < y or x != x else y
 
 
 @device
 def larger(x, y):
-    """The larger; a NaN may be missed."""
+    """The larger of two; a NaN may be lost."""
     return x if x > y else y
 
 
 # ---------------------------------------------------------------- numbers
 @device
 def divide(a, b):
-    """a // b of a >= 0 and b > 0; the compiler does it in 32 bits where they suffice."""
+    """a // b for a >= 0 and b > 0; the compiler divides in 32 bits if they suffice."""
     return np.int64(np.uint64(a) // np.uint64(b))
 
 
 @device
 def log2_up(n, most):
-    """The smallest s with 2**s >= n, or with 2**s >= most where n is larger."""
+    """The smallest s with 2**s >= min(n, most)."""
     s = 0
     while (1 << s) < n and (1 << s) < most:
         s += 1
@@ -100,13 +100,13 @@ def log2_up(n, most):
 
 @device
 def lanes_of(n):
-    """log2 of the lanes that a row of n elements takes: as few as leave each at most PER_LANE, at most a warp."""
+    """log2 of the lanes for a row of n elements: the fewest with at most PER_LANE elements each, at most a warp."""
     return log2_up((n + PER_LANE - 1) // PER_LANE, warp_size())
 
 
 @device
 def slots_of(n):
-    """log2 of the slots that n elements are cut into."""
+    """log2 of the slots for n elements."""
     return log2_up((n + PER_SLOT - 1) // PER_SLOT, WARPS_OF_SLOTS * warp_size())
 
 
@@ -132,7 +132,7 @@ def fold(term, join, zero, total, args, q, k, last, step):
 def each(term, args, q, y, k, last, step):
     """y[k] = term(args, q, k) for k, k + step, ... up to ``last``, by this thread, four at a time.
 
-    y may be what the term reads at k: past the end the last element is read again, and nothing is made of it.
+    y may be an array that the term reads at k: past the end the last element is read again and discarded.
     """
     while k <= last:
         k1, k2, k3 = k + step, k + 2 * step, k + 3 * step
@@ -150,7 +150,7 @@ def each(term, args, q, y, k, last, step):
 
 @device
 def joined(join, x, shift):
-    """``x`` of 2**shift neighbouring lanes put together; each of them gets the result."""
+    """``x`` of 2**shift neighbouring lanes combined; each of them gets the result."""
     step = (1 << shift) >> 1
     while step > 0:
         x = join(x, shuffle_xor(x, step))
@@ -160,34 +160,34 @@ def joined(join, x, shift):
 
 @device
 def lane_in(shift):
-    """Number of the lane among its 2**shift."""
+    """The lane's number among its 2**shift."""
     return lane() & ((1 << shift) - 1)
 
 
 @device
 def group_in(shift):
-    """Number among the warp's groups of 2**shift lanes."""
+    """The number of its group of 2**shift lanes in the warp."""
     return lane() >> shift
 
 
 @device
 def group_before(shift):
-    """Groups of 2**shift lanes in the warps before the thread's: the same for all lanes of a warp, for loops."""
+    """The number of groups of 2**shift lanes in earlier warps; uniform over a warp, for loops."""
     return (thread() - lane()) >> shift
 
 
 # ---------------------------------------------------------------- by a block
 @device
 def outputs_at_once(shift):
-    """Outputs of 2**shift slots whose totals fit shared memory; odd, so that threads meet no bank twice."""
+    """Outputs of 2**shift slots whose totals fit shared memory; odd, to avoid bank conflicts."""
     return ((ROOM * threads()) >> shift) - 1
 
 
 @device
 def slot_in(u, count, shift, row):
-    """Of unit u of ``count`` outputs of 2**shift slots each: output and slot.
+    """The output and slot of unit u of ``count`` outputs of 2**shift slots each.
 
-    Neighbouring threads take neighbouring elements: those of a ``row``, or of columns.
+    Neighbouring threads take neighbouring elements, of a ``row`` or of columns.
     """
     along = 1 << shift if row else count
     major = np.int64(np.uint32(u) // np.uint32(along))  # 32 bits suffice: both are at most ROOM * threads()
@@ -197,7 +197,7 @@ def slot_in(u, count, shift, row):
 
 @device
 def slot_of(u, count, shift, q, R, I):
-    """Of unit u of ``count`` outputs from q on, each of 2**shift slots: output, slot, first and last element."""
+    """Output, slot, first and last element of unit u of ``count`` outputs from q on, each of 2**shift slots."""
     c, slot = slot_in(u, count, shift, I == 1)
     k = q + c + divide(q + c, I) * (R - 1) * I  # the output's element at r = 0
     return c, slot, k + slot * I, k + (R - 1) * I
@@ -205,10 +205,10 @@ def slot_of(u, count, shift, q, R, I):
 
 @device
 def reduce(term, join, zero, total, args, totals, put, to, q, stop, R, I):
-    """Call ``put(to, q, c, t)`` for output q + c, t its joined terms, for as many c as fit; returns how many.
+    """Call ``put(to, q, c, t)`` with the joined terms t of output q + c, for as many c as fit; returns how many.
 
-    Elements are (O, R, I), outputs (O, I), of which q to stop are wanted; the join is over R.  totals : shared memory,
-    in the dtype of ``total``, which the joining begins with.
+    Elements are (O, R, I), outputs (O, I), of which q to ``stop`` are needed; the join is over R.  totals : shared memory,
+    in the dtype of ``total``, the initial value of the join.
     """
     shift, most = slots_of(R), outputs_at_once(slots_of(R))
     count = min(most, stop - q)
@@ -229,13 +229,13 @@ def reduce(term, join, zero, total, args, totals, put, to, q, stop, R, I):
 
 @device
 def join_slots(join, zero, total, totals, put, to, q, count, shift):
-    """Call ``put(to, q, c, t)`` for c < count, t the joined totals of output c: ``totals`` are free afterwards."""
+    """Call ``put(to, q, c, t)`` for c < count with the joined totals t of output c; ``totals`` are free afterwards."""
     join_apart(join, zero, total, totals, outputs_at_once(shift), put, to, q, count, shift)
 
 
 @device
 def join_apart(join, zero, total, totals, most, put, to, q, count, shift):
-    """The same of totals whose slots are ``most`` apart."""
+    """The same for totals whose slots are ``most`` apart."""
     g = log2_up(1 << shift, warp_size())
     u = group_before(g)
     while u < count:

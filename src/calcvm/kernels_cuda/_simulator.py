@@ -1,8 +1,8 @@
 """Blocks of threads on the host: every simulated thread is a greenlet, and one of them runs at a time.
 
-All blocks of a grid are alive at once, so that grids may wait for each other, and the turn goes on where a
-thread waits, to the next in an order drawn from a seed: a run can be repeated, a missing `sync` shows as a
-wrong number under some seed, and a `sync` that some thread never reaches is an error instead of a hang.
+All blocks of a grid are alive at once, so that they can wait for each other.  When a thread waits, the next one
+continues, in an order drawn from a seed.  So a run can be repeated, a missing `sync` shows as a wrong number under some
+seed, and a `sync` that some thread never reaches is an error instead of a hang.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ try:
 except ImportError as error:
     raise MissingExtra("greenlet", "dev", "the simulated CUDA device") from error
 
-WARP = 4  # threads: blocks of 16 have several warps
+WARP = 4  # threads per warp, so that blocks of 16 have several warps
 READY, AT_SYNC, AT_WARP, DONE = range(4)
 
 
 class Thread(greenlet):
-    """A CUDA thread: what `calcvm.kernels_cuda._cuda` asks of the one that runs."""
+    """A CUDA thread, with the operations that `calcvm.kernels_cuda._cuda` needs from the current one."""
 
     def __init__(self, block: Block, number: int):
         super().__init__(self._work)
         self.block, self.number = block, number
         self.state = READY
-        self.gr_context = copy_context()  # NumPy's errstate is the launch's
+        self.gr_context = copy_context()  # with the launch's NumPy errstate
 
     def _work(self) -> None:
         self.block.grid.fn(*self.block.grid.args)
@@ -63,7 +63,7 @@ class Thread(greenlet):
 
 
 class Block:
-    """What a block's threads share."""
+    """The state that a block's threads share."""
 
     def __init__(self, grid: Grid, number: int, threads: int, shared_bytes: int):
         self.grid, self.number, self.threads, self.blocks = grid, number, threads, grid.blocks
@@ -84,7 +84,7 @@ class Grid:
         self.order = random.Random(seed)
 
     def run(self, running: list[Block]) -> None:
-        """Run these blocks to their end; what a thread raises ends all."""
+        """Run these blocks to their end; an exception in a thread ends all."""
         members = [t for b in running for t in b.members]
         try:
             while waiting := [t for t in members if t.state != DONE]:
@@ -102,10 +102,10 @@ class Grid:
         finally:
             for t in members:
                 if not t.dead:
-                    t.throw()  # GreenletExit: where it waits, it ends
+                    t.throw()  # GreenletExit ends it where it waits
 
     def _meet(self, block: Block) -> None:
-        """Let threads go on whose block has come to a sync as a whole, or whose warp has."""
+        """Resume the threads whose whole block, or whole warp, has reached a sync."""
         for together, state in ((block.threads, AT_SYNC), (block.warp, AT_WARP)):
             for k in range(0, block.threads, together):
                 group = block.members[k : k + together]
@@ -115,7 +115,7 @@ class Grid:
 
 
 def no_memory(address: int, dtype: Any) -> np.ndarray:
-    raise CalcError(f"address {address:#x}: this launch was given arrays alone")
+    raise CalcError(f"address {address:#x}: this launch got only arrays")
 
 
 def launch(
@@ -131,9 +131,9 @@ def launch(
 ) -> None:
     """Run ``fn(*args)`` on every thread of a grid.
 
-    only : numbers of the blocks that run, in place of all.  memory : what is at an address, as an array of a dtype.
+    only : the numbers of the blocks to run, instead of all.  memory : the memory at an address, as an array of a dtype.
     """
     grid = Grid(fn, args, memory, blocks, seed)
-    with np.errstate(all="ignore"):  # which its threads inherit
+    with np.errstate(all="ignore"):  # its threads inherit it
         running = [Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)]
-        uncollected(lambda: grid.run(running))  # no finalizer calls the driver in the midst of a kernel
+        uncollected(lambda: grid.run(running))  # no finalizer may call the driver in the middle of a kernel

@@ -1,4 +1,4 @@
-"""Tensor cores: sums of a warp's fragments, of factors rounded to tf32."""
+"""Tensor cores: sums of a warp's fragments, with factors rounded to tf32."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ precision = "float32"  # of products in the simulator: "float32" or "tf32"
 
 @compiled_by(special_register("envreg0"))
 def use_tf32():
-    """Whether products of float32 are computed by tensor cores, from factors rounded to tf32.
+    """Whether tensor cores compute products of float32, from factors rounded to tf32.
 
-    A register that means nothing: who builds a program writes 0 or 1 in its place.
+    The register stands for a constant: building a program replaces it by 0 or 1.
     """
     return int(precision == "tf32")
 
 
 @device
 def by_tensor_cores(h):
-    """Whether products in this heap are: tf32 stands in for float32 alone."""
+    """Whether they compute products in this heap: tf32 only replaces float32."""
     return use_tf32() != 0 and itemsize(h) == 4
 
 
 def _fragment(places: tuple[tuple[int, int], ...], rows_apart: bool) -> Any:
-    """Elements (p, q) of a matrix in shared memory, rounded to tf32, each moved by the lane: by lane // 4 rows and lane % 4
-    columns where lanes of four are ``rows_apart``, else the other way round."""
+    """Elements (p, q) of a matrix in shared memory, rounded to tf32, shifted by the lane: by lane // 4 rows and lane % 4
+    columns if groups of four lanes are ``rows_apart``, else the other way round."""
 
     def codegen(tc, s, i, ld):
         def build(ctx, b, sig, args):
@@ -66,22 +66,22 @@ def _fragment(places: tuple[tuple[int, int], ...], rows_apart: bool) -> Any:
     return codegen
 
 
-# In the simulator, whose warps are smaller, a fragment is where it lies; `mma` finds its elements there.
+# The simulator's warps are smaller: there a fragment is only its place, and `mma` reads the elements.
 @compiled_by(_fragment(((0, 0), (8, 0), (0, 4), (8, 4)), True))
 def fragment_a(s, i, ld):
-    """A warp's 16 x 8 elements of A from s[i] on, rows ``ld`` apart: four to a thread."""
+    """A warp's 16 x 8 elements of A from s[i] on, rows ``ld`` apart: four per thread."""
     return s, i, ld, None
 
 
 @compiled_by(_fragment(((0, 0), (4, 0)), False))
 def fragment_b(s, i, ld):
-    """A warp's 8 x 8 elements of B: two to a thread."""
+    """A warp's 8 x 8 elements of B: two per thread."""
     return i, ld
 
 
 def _mma(tc, c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
     def build(ctx, b, sig, args):
-        results = args[:4]  # in a heap of float64, which has no tensor core of this kind, nobody comes here
+        results = args[:4]  # never run in a heap of float64, which has no tensor core of this kind
         if sig.args[0] == types.float32:
             text = (
                 "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -98,7 +98,7 @@ def _mma(tc, c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
 
 @compiled_by(_mma)
 def mma(c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
-    """A warp's C += A B of 16 x 8 x 8: neighbours in row lane // 4, and 8 rows below, to a thread."""
+    """A warp's C += A B of 16 x 8 x 8; a thread has two neighbours in row lane // 4, and two 8 rows below."""
     s, i, lda, j, ldb = a0, a1, a2, b0, b1
     half, pairs = warp_halves()
     out = []
@@ -111,7 +111,7 @@ def mma(c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
 
 
 def tf32(x):
-    """A float32 as tensor cores take it: with 10 bits of mantissa, ties away from zero (in the simulator)."""
+    """A float32 rounded as by tensor cores: a 10-bit mantissa, ties away from zero (in the simulator)."""
     bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return x if np.isnan(x) else bits.view(np.float32)
 
@@ -125,7 +125,7 @@ def warp_halves():
 
 @device
 def place_of_warp(down, across):
-    """Warps of a block, each of down x across fragments of C: rows and columns of their tile, and where this one's begin."""
+    """Rows and columns of the tile that a block's warps compute, each down x across fragments of C; and where this warp's begin."""
     half, pairs = warp_halves()
     n = warps()
     beside = 2 if n >= 8 else 1
@@ -157,7 +157,7 @@ def tensor_products(down: int, across: int) -> Any:
 
     @compiled_by(codegen)
     def products(s, pa, pb, d, lda, ldb, c):
-        """The sums of a warp's down x across fragments with the products of eight columns of A and rows of B more."""
+        """The sums of a warp's down x across fragments, plus the products of eight columns of A with eight rows of B."""
         half, pairs = warp_halves()
         sums = list(c)
         of_a = [fragment_a(s, pa + i * 2 * half * lda, lda) for i in range(down)]
@@ -173,6 +173,6 @@ def tensor_products(down: int, across: int) -> Any:
 
 @device
 def tensor_sum_at(i, j, k, s, start, ldb):
-    """Where sum k of a warp's fragment (i, j) goes, from where its first one does."""
+    """The place of sum k of a warp's fragment (i, j), relative to the first fragment's."""
     half, pairs = warp_halves()
     return at(s, start + (2 * i + k // 2) * half * ldb + 2 * j * pairs + k % 2)

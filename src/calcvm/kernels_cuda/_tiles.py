@@ -1,10 +1,10 @@
 """Tiles of a product: factors in shared memory, sums in registers.
 
-Tiles.  The threads of a block form a square of ``side()`` rows and columns; each computes a micro-tile of RM x RN
-elements in registers, rows ``side()`` apart and columns in groups of four neighbours, so that a warp's 4 x 8
-threads read fragments of 16 bytes that meet in no bank.  `choose` takes the micro-tile that costs least for the shape at hand.
+Tiles.  The threads of a block form a square of ``side()`` rows and columns.  Each computes a micro-tile of RM x RN
+elements in registers, with rows ``side()`` apart and columns in groups of four neighbours, so that a warp's 4 x 8
+threads read fragments of 16 bytes without bank conflicts.  `choose` takes the cheapest micro-tile for the shape.
 
-Copies.  K is walked in steps of some columns of A and rows of B.  Up to four steps lie in shared memory: later ones
+Copies.  K is processed in steps of some columns of A and rows of B.  Up to four steps are in shared memory: later ones
 are copied asynchronously while one is multiplied.
 """
 
@@ -85,7 +85,7 @@ from calcvm.kernels_cuda._windows import (
 # ---------------------------------------------------------------- threads in a tile
 @device
 def side():
-    """Rows of threads, and columns."""
+    """The number of rows of threads, and of columns."""
     return 1 << (log2(threads()) >> 1)
 
 
@@ -101,8 +101,8 @@ def place():
 
 
 # ---------------------------------------------------------------- a tile
-# Micro-tiles: rows and columns of a thread, rounds in which results leave through shared memory, and what a summand costs:
-# a thread's instructions, of which RM*RN are products (SASS of sm_90; the small ones wait longer than they compute).
+# Micro-tiles: rows and columns per thread, rounds in which results leave through shared memory, and cost per summand:
+# the instructions of a thread, RM*RN of them products (SASS of sm_90; small tiles wait longer than they compute).
 MICRO = (
     (8, 8, 4, 90),
     (4, 8, 2, 50),
@@ -117,23 +117,23 @@ TENSOR = (
     (2, 4, 10),
     (1, 4, 8),
     (1, 1, 6),
-)  # the same of tensor cores' tiles: fragments of a warp, down and across, and cost
-DEPTH = 32  # summands in a step, of float32, where two steps fit; of float64 half
-FEW = 64  # summands up to which steps are half as deep: all of them are copied at once
+)  # tiles of tensor cores: fragments of a warp, down and across, and cost
+DEPTH = 32  # float32 summands per step if two steps fit; half as many in float64
+FEW = 64  # up to so many summands, steps are half as deep, so that all are copied at once
 
-# Numbers of a tile's layout, which `layout` finds and `bring` goes by.
+# The numbers of a tile's layout: `layout` computes them, `bring` uses them.
 A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO, B_TO, A_ACROSS, B_ACROSS = range(15)
 _HOW, _ACROSS = types.UniTuple(types.int64, 4), types.UniTuple(types.int64, 3)
 LAYOUT = types.Tuple((*ints(9), _HOW, _HOW, *ints(2), _ACROSS, _ACROSS))
-STATE = types.UniTuple(types.int64, 6)  # of `bring`
+STATE = types.UniTuple(types.int64, 6)  # the state of `bring`
 
 
-# What all tiles do alike is called by them: one copy of it in a program, and typed once.  With a copy in each, and each product
-# a statement, the first matrix product of a process took 19 s to PTX, not 9 (Zen 5), and NVIDIA's assembler 2.5 s, not 1.0.
+# Tiles call the code that they share, so a program has one copy, typed once.  With a copy per tile, and products as statements,
+# a process's first matrix product took 19 s to PTX instead of 9 (Zen 5), and NVIDIA's assembler 2.5 s instead of 1.0.
 @routine(lambda h: LAYOUT(h, *ints(7)))
 def layout(h, i, j, first, last, rows, cols, pad):
-    """How this thread copies a tile of rows x cols at (i, j) of a `product`: where A and B begin, whether 16 bytes go at
-    once, summands of a step, rows of the copies, their size, steps in flight, and each axis' first and next places."""
+    """How this thread copies a tile of rows x cols at (i, j) of a `product`: the start of A and B, whether 16 bytes are copied
+    at once, summands per step, rows of the copies, their size, steps in flight, and each axis' first and next places."""
     h = in_global(h)
     p = described(h)
     S, a_rs, a_ks, b_ks, b_cs = p[SUMMANDS], p[A_RS], p[A_KS], p[B_KS], p[B_CS]
@@ -165,7 +165,7 @@ def layout(h, i, j, first, last, rows, cols, pad):
 
 @routine(lambda h: types.void(h, LAYOUT, STATE, *ints(4)))
 def gather(h, t, state, stop, real, m, whole):
-    """Begin to copy a step of A where that is what a `window` sees, element by element, or 0 beside the image."""
+    """Start copying a step of A seen through a `window`, element by element, with 0 beside the image."""
     h = in_global(h)
     to, slot, k, g, _, _ = state
     p, dst = described(h), at(tiles_at(h)[0], slot + t[A_TO])
@@ -193,8 +193,8 @@ def gather(h, t, state, stop, real, m, whole):
 
 @routine(lambda h: STATE(h, LAYOUT, STATE, *ints(5)))
 def bring(h, t, state, stop, real, m, n, whole):
-    """Begin to copy a step of A and B; returns what the next one begins with: summand, part of shared memory, place in
-    its product, that product, and how far A and B are on."""
+    """Start copying a step of A and B; returns the next step's state: summand, part of shared memory, place in its product,
+    that product, and the offsets of A and B."""
     h = in_global(h)
     p, s = described(h), tiles_at(h)[0]
     to, slot, k, g, a_off, b_off = state
@@ -219,7 +219,7 @@ def bring(h, t, state, stop, real, m, n, whole):
     return to, slot, k, g, a_off, b_off
 
 
-# What a thread does with its sums, each as one intrinsic: as statements, Numba would take seconds to type them.
+# Operations of a thread on its sums, one intrinsic each: as statements, Numba would take seconds to type them.
 def _no_sums(n: int) -> Any:
     def codegen(tc, h):
         def build(ctx, b, sig, args):
@@ -229,7 +229,7 @@ def _no_sums(n: int) -> Any:
 
     @compiled_by(codegen)
     def no_sums(h):
-        """Sums of nothing, in the dtype of the pointer ``h``."""
+        """Zero sums, in the dtype of the pointer ``h``."""
         return (h.dtype.type(0),) * n
 
     return no_sums
@@ -261,7 +261,7 @@ def _products(RM: int, RN: int) -> Any:
 
     @compiled_by(codegen)
     def products(s, pa, pb, d, lda, ldb, c):
-        """The sums with four products more each: rows of A ``d*lda`` apart, columns of B in fours ``4*d`` apart."""
+        """The sums plus four products each: rows of A ``d*lda`` apart, columns of B in fours ``4*d`` apart."""
         sums = list(c)
         for q in range(4):
             columns = [s[pb + j // group * group * d + j % group] for j in range(RN)]
@@ -299,7 +299,7 @@ def _leave(RM: int, RN: int, first: int, last: int) -> Any:
 
     @compiled_by(codegen)
     def leave(s, at_, d, ldb, c):
-        """Sums of some rows of the micro-tile to shared memory, as `products` has them."""
+        """Store the sums of some rows of the micro-tile to shared memory, arranged as in `products`."""
         for i in range(last - first):
             for k, j in places(i):
                 for n in range(min(RN, 4)):
@@ -315,7 +315,7 @@ def _four(b: Any, p: Any, i: Any) -> Any:
 
 @device
 def put_rows(h, tile_at, sizes, first, rows, ldb, cols, again, whole):
-    """Let ``rows`` rows of a tile from the ``first`` on leave through shared memory, where they are."""
+    """Move ``rows`` rows of a tile, from the ``first`` on, from shared memory to C."""
     (i, j, off), (m, n), p = tile_at, sizes, described(h)
     c_off, init_off = off + (i + first) * p[C_RS] + j, (i + first) * p[INIT_RS] + j
     sync()
@@ -324,7 +324,7 @@ def put_rows(h, tile_at, sizes, first, rows, ldb, cols, again, whole):
 
 
 def _round(RM: int, RN: int, first: int, rows: int) -> Any:
-    """Rows of a thread, from the ``first`` on, leave."""
+    """Move the sums of a thread's rows, from the ``first`` on, to C."""
     leave = _leave(RM, RN, first, min(first + rows, RM))
 
     @device
@@ -338,7 +338,7 @@ def _round(RM: int, RN: int, first: int, rows: int) -> Any:
 
 
 def _micro_tile(RM: int, RN: int, rounds: int) -> Any:
-    """A tile by threads, RM x RN elements each: products in registers."""
+    """A tile computed by threads, RM x RN elements each, with products in registers."""
     step = -(-RM // rounds)
 
     @device
@@ -351,7 +351,7 @@ def _micro_tile(RM: int, RN: int, rounds: int) -> Any:
 
 
 def _tensor_tile(down: int, across: int) -> Any:
-    """A tile by warps, down x across fragments of 16 x 8 each: products by tensor cores, of factors rounded to tf32."""
+    """A tile computed by warps, down x across fragments of 16 x 8 each, on tensor cores, with factors rounded to tf32."""
     sums = tuple(zip(*((i, j, k) for i in range(down) for j in range(across) for k in range(4))))
 
     @device
@@ -374,10 +374,10 @@ def _tensor_tile(down: int, across: int) -> Any:
 def _tile(
     name: str, whole: int, pad: int, place_in: Callable, no_sums: Callable, products: Callable, leave: Callable
 ) -> Any:
-    """A function of the tile of m x n elements at (i, j) of a `product`: its summands from ``first`` to ``last``.
+    """A function that computes the tile of m x n elements at (i, j) of a `product`, over summands ``first`` to ``last``.
 
-    C is ``off`` elements further on.  ``products`` takes ``whole`` summands at a time; ``pad`` keeps rows of B from meeting
-    in banks.
+    C is shifted by ``off`` elements.  ``products`` takes ``whole`` summands at a time; ``pad`` keeps rows of B out of the
+    same banks.
     """
 
     @routine(lambda h: types.void(h, *ints(7)), name)
@@ -391,9 +391,9 @@ def _tile(
         t = layout(h, i, j, first, last, rows, cols, pad)
         lda, ldb, size, stages = t[LDA], t[LDB], t[SIZE], t[IN_FLIGHT]
         g = first // S if first >= S and S > 0 else 0
-        of_k = first - g * S  # place of the next summand to be multiplied in its product
+        of_k = first - g * S  # the next summand's place in its product
         state = first, 0, of_k, g, g * p[A_GS] + of_k * p[A_KS], g * p[B_GS] + of_k * p[B_KS]
-        done, out = first, 0  # summands multiplied; the part of shared memory to multiply from
+        done, out = first, 0  # summands already multiplied; the part of shared memory to multiply from
         while True:
             stop = min(done + kc, last)
             c = no_sums(h)
@@ -434,7 +434,7 @@ _micro_tiles = by_number({k: _micro_tile(RM, RN, rounds) for k, (RM, RN, rounds,
 
 @routine(lambda h: types.void(h, *ints(8)))
 def tile(h, which, i, j, m, n, first, last, off):
-    """A tile by its number."""
+    """Compute a tile by its number."""
     h = in_global(h)
     if by_tensor_cores(h):
         _tensor_tiles(which, h, i, j, m, n, first, last, off)
@@ -449,7 +449,7 @@ OF_MICRO = (tuple(range(len(MICRO))), *zip(*((RM, RN, cost) for RM, RN, _, cost 
 
 @device
 def _candidate(number, a, b, cost, down, across, parts, nw):
-    """What a tile of a x b units costs, and the tile."""
+    """The cost of tiles of a x b units, and the tile."""
     tiles = (down + a - 1) // a * ((across + b - 1) // b) * parts
     return (tiles + nw - 1) // nw * cost if nw > 1 else tiles * cost, number, a, b
 
@@ -459,7 +459,7 @@ _cheaper = device(lambda one, other: other if other[0] < one[0] else one)
 
 @routine(lambda h: types.UniTuple(types.int64, 3)(h, *ints(4)))
 def choose(h, m, n, parts, nw):
-    """The cheapest tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
+    """The cheapest tile for m x n results in ``parts`` parts each, computed by ``nw`` workers; with its rows and columns of elements."""
     h = in_global(h)
     if by_tensor_cores(h):
         rows, cols, y, x = place_of_warp(1, 1)

@@ -1,6 +1,6 @@
-"""Tuples of pointers and of numbers: what kernels of several operands do with all of them, and choices among functions.
+"""Tuples of pointers and of numbers: operations on all operands of a kernel, and choices among functions.
 
-Their lengths are known when a kernel is compiled.  So nothing here is a loop of the device, and an element has a register.
+The lengths are known at compile time, so nothing here is a loop on the device, and each element has a register.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _unpacked(b: Any, x: Any, n: int) -> list[Any]:
 
 @compiled_by(_mapped)
 def mapped(f, columns, *same):
-    """The tuple of ``f(*row, *same)`` for the rows of a tuple of columns, which are tuples of one length."""
+    """The tuple of ``f(*row, *same)`` for the rows of a tuple of columns, which are tuples of equal length."""
     return tuple(f(*row, *same) for row in zip(*columns))
 
 
@@ -66,7 +66,7 @@ def _set(p, x):
 _element = device(lambda p: p[0])
 _number = device(lambda c, x: like(x, c))
 
-ats = device(lambda ps, off: mapped(at, (ps,), off))  # the pointers ``off`` elements on
+ats = device(lambda ps, off: mapped(at, (ps,), off))  # the pointers ``off`` elements further
 loads = device(lambda ps: mapped(_element, (ps,)))  # the elements at pointers
 stores = device(lambda ps, xs: mapped(_set, (ps, xs)))  # set them
 likes = device(lambda x, numbers: mapped(_number, (numbers,), x))  # numbers in the dtype of ``x``
@@ -101,7 +101,7 @@ def by_number(table: Mapping[int, Callable]) -> Callable:
 
 
 def in_turn(functions: Sequence[Callable]) -> Callable:
-    """A function of any arguments that calls these with them, one after the other."""
+    """A function that calls all of these with its arguments, one after the other."""
 
     def codegen(tc, *args):
         calls = [call_of(tc, f, args)[1] for f in functions]

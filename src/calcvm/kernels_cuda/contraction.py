@@ -1,7 +1,7 @@
-"""Matrix products: the rows of linear and matmul, all on the one routine of `_gemm`.
+"""Matrix products: the rows of linear and matmul, all built on the routine of `_gemm`.
 
-Where the batch is summed and the result is small, all workers compute partial sums in scratch, and the
-row's second phase adds them up.
+If the batch is summed and the result is small, all workers compute partial sums in scratch, and the row's
+second phase adds them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b:
 
 @device
 def in_parts(me, M, elems, wn):
-    """Summands of a part of a result that is a sum over M, and whether all workers compute the parts."""
+    """Summands per part of a result that is a sum over M, and whether all workers compute the parts."""
     kc = summands(M, elems)
     return kc, worth_splitting(me.workers, M, kc, elems, wn)
 
 
 @device
 def rows_added_up(me, M, kc, K, cols, dwt, db, has_db, acc, ws):
-    """dwt (K, cols) and db (cols,) from their parts, in which db is a row more of dwt."""
+    """dwt (K, cols) and db (cols,) from their parts, in which db is an extra row of dwt."""
     elems = (K + 1 if has_db else K) * cols
     lo, hi = share(me, K)
     add_up(lo * cols, hi * cols, M, kc, elems, ws, dwt, acc)
@@ -46,10 +46,10 @@ def rows_added_up(me, M, kc, K, cols, dwt, db, has_db, acc, ws):
 
 @device
 def over_rows(me, seen, G, K, C, M, N, x, dy, dwt, db, has_db, acc, ws, wn):
-    """dwt[k,g,n] (+)= sum_m x[m,g,k]*dy[m,g,n]; db[g,n] (+)= sum_m dy[m,g,n]: a row more of dwt for which x is 1.
+    """dwt[k,g,n] (+)= sum_m x[m,g,k]*dy[m,g,n]; db[g,n] (+)= sum_m dy[m,g,n]: an extra row of dwt, for x = 1.
 
-    M pixels of G groups of C channels; ``seen``: k is a tap and a channel of the window described.  Returns how much of
-    ``ws`` it takes.
+    M pixels of G groups of C channels; ``seen``: k is a tap and a channel of the described window.  Returns the elements of
+    ``ws`` that it uses.
     """
     h, cols, all_rows = me.heap, G * N, K + 1 if has_db else K
     kc, split = in_parts(me, M, (K + 1) * cols, wn)
@@ -81,16 +81,16 @@ def over_rows(me, seen, G, K, C, M, N, x, dy, dwt, db, has_db, acc, ws, wn):
 
 @kernel
 def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
-    """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n], a row more of dwt for which x is 1.
+    """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n], an extra row of dwt for x = 1.
 
-    Workers own rows of dwt and columns of db; with scratch all compute partial sums, which the second phase adds up.
+    Workers own rows of dwt and columns of db; with scratch, all compute partial sums, which the second phase adds.
     """
     over_rows(me, False, 1, K, K, rows * inner, N, x, dy, dwt, db, given(me, db), acc, ws, wn)
 
 
 @kernel
 def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wn, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
-    """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x.  Rows are shared."""
+    """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that computed x.  Rows are shared."""
     lo, hi = share(me, rows)
     lo, m = lo * inner, (hi - lo) * inner
     d, how = at(dx, lo * K), act + DERIVATIVE if act != NONE else NONE
@@ -111,7 +111,7 @@ def strides(transposed, rows, cols):
 
 @kernel
 def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
-    """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
+    """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of a single product."""
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
     lo, hi = share(me, M if by else G)
@@ -125,7 +125,7 @@ def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, w
 
 @device
 def gradient(me, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, acc, ws, wn):
-    """c[g,i,j] (+)= sum_k A[g,i,k]*B[g,k,j] where workers own products g; else one c, summed over g, of which they own rows."""
+    """c[g,i,j] (+)= sum_k A[g,i,k]*B[g,k,j] if workers own products g; else one c, summed over g, whose rows they own."""
     kc = summands(G * S, m * n)
     split = not over_g and worth_splitting(me.workers, G * S, kc, m * n, wn)
     if me.phase == 1:
@@ -154,7 +154,7 @@ def gradient(me, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c
 
 @kernel
 def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
-    """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
+    """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g if a is shared.  da is stored like a."""
     b_rs, b_cs = strides(tb, K, N)
     over_g = ab and not by
     if ta:
@@ -165,7 +165,7 @@ def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy
 
 @kernel
 def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
-    """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
+    """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g if b is shared.  db is stored like b."""
     a_rs, a_cs = strides(ta, M, K)
     over_g = bb and not by
     if tb:

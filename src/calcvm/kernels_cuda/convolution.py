@@ -1,4 +1,4 @@
-"""Convolution: matrix products whose rows are pixels as a window sees them (`_windows`), and a loop for narrow groups."""
+"""Convolution: matrix products whose rows are pixels seen through a window (`_windows`), and a loop for narrow groups."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from calcvm.kernels_cuda._product import FROM_INIT, SET, product, see
 from calcvm.kernels_cuda._windows import PIXELS, image, lies, pixel_at, place, result_at, tap_at, window
 from calcvm.kernels_cuda.contraction import in_parts, over_rows, rows_added_up
 
-NARROW = 8  # columns of a group below which its results are computed one by one
+NARROW = 8  # columns of a group below which results are computed one by one
 
 
 @device
 def through(h, first, m, G, C, F, S, K, L, W, x, wt, w_gs, w_cs, w_fs, b, has_b, y, y_rs):
-    """y[p,g,f] = b[g,f] + sum_k,c x[seen from p by k,g,c] * wt[k,g,c,f], of m pixels p of a window's grid from the first.
+    """y[p,g,f] = b[g,f] + sum_k,c x[tap k of p, g,c] * wt[k,g,c,f], for m pixels p of a window's grid from the first.
 
-    G groups of C channels, to F each.  Of weights S summands lie one after another.  y's rows are ``y_rs`` apart; 0: as
-    the window says.
+    G groups of C channels, to F each.  S consecutive summands of weights are contiguous.  y's rows are ``y_rs`` apart; if it
+    is 0, the window places them.
     """
     if G > 1 and F < NARROW:
         one_by_one(h, first, m, G, C, F, K, L, W, x, wt, w_gs, w_cs, w_fs, b, has_b, y, y_rs)
@@ -36,7 +36,7 @@ def through(h, first, m, G, C, F, S, K, L, W, x, wt, w_gs, w_cs, w_fs, b, has_b,
 
 @device
 def one_by_one(h, first, m, G, C, F, K, L, W, x, wt, w_gs, w_cs, w_fs, b, has_b, y, y_rs):
-    """The same, each result by a thread."""
+    """The same, one thread per result."""
     sync()
     size, i = image(h), thread()
     while i < m * G * F:
@@ -94,7 +94,7 @@ def conv_fwd(
 # ---------------------------------------------------------------- gradient of weights
 @device
 def of_weight(h, e, first, last, n, C, F, cols, x, dy):
-    """The sum over pixels [first, last) for element e of n rows of weights and one of biases."""
+    """The sum over pixels [first, last) for element e, in n rows of weights and one row of biases."""
     row, col, size, total = e // cols, e % cols, image(h), like(x, 0)
     c, k0, k1, k2 = tap_at(h, row)
     tap = c + col // F * C, k0, k1, k2
@@ -124,7 +124,7 @@ def of_own_weights(h, lo, hi, off, M, kc, n, C, F, cols, x, dy, to, acc):
 
 @device
 def of_weights(me, M, G, C, F, I, O, K, S, P, L, x, dy, dwt, db, has_db, acc, ws, wn):
-    """That of a convolution, and of the bias, as `over_rows`, or one by one."""
+    """The gradient of a convolution's weights and bias, by `over_rows` or one by one."""
     h, n, cols = me.heap, K[0] * K[1] * K[2] * C, G * F
     window(h, C, G * C, I, O, K, S, P, L, (0, 0, 0), (0, 0, 0, 0))
     if G == 1 or F >= NARROW:
@@ -164,7 +164,7 @@ def conv_bwd_w(
 # ---------------------------------------------------------------- gradient of the input
 @device
 def taps_to(r, K, S, P, L):
-    """Taps along an axis that lead from places of remainder r by the stride: the first, their distance, how many."""
+    """The taps along an axis that lead from places of remainder r by the stride: the first, their distance, their number."""
     k, step = 0, 1
     while k < K and (r + P - k * L) % S != 0:
         k += 1
@@ -175,7 +175,7 @@ def taps_to(r, K, S, P, L):
 
 @device
 def below(p, r, I, S, J):
-    """How many pixels of a class, whose grid is J, come before pixel p."""
+    """The number of pixels of a class, whose grid is J, before pixel p."""
     n, i0, i1, i2 = place(p, I)
     c0, c1, c2 = (i0 - r[0] + S[0] - 1) // S[0], (i1 - r[1] + S[1] - 1) // S[1], (i2 - r[2] + S[2] - 1) // S[2]
     if i1 % S[1] != r[1]:
@@ -189,7 +189,7 @@ def below(p, r, I, S, J):
 def backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, dy, wt, b, has_b, dx):
     """The transpose of a convolution; workers own rows of dx.
 
-    Pixels of one remainder by the strides are a class: the same taps lead to them, so it is a convolution of stride 1.
+    Pixels with equal remainders by the strides form a class: the same taps lead to them, so each class is a convolution of stride 1.
     """
     lo, hi = share(me, in_rows)
     lo, hi, ahead = lo * in_inner, hi * in_inner, C * G * F
@@ -226,7 +226,7 @@ def conv_bwd_x(
     finish_slope(me, lo * n, hi * n, dx, act, alpha, other, ya)
 
 
-# ---------------------------------------------------------------- transposed: of the convolution of y to x
+# ---------------------------------------------------------------- transposed: the convolution from y to x
 @kernel
 def conv_transpose_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,

@@ -1,7 +1,7 @@
 """Elementwise kernels: loops over the formulas of `calcvm.formulas.elementwise`, and powers.
 
-All are the loops of `_loops` over the worker's rows, so y may be any operand of its size.  ``rows`` are shared; a
-broadcast operand is read by every worker.
+All are the loops of `_loops` over the worker's rows, so y may be any operand of its size.  ``rows`` are shared; every
+worker reads all of a broadcast operand.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def _step(s):
     return 1 if s is None else s[5]
 
 
-_written = device(lambda y: (y,))  # a formula of operands of any types gets y too (`_formulas.typed`)
+_written = device(lambda y: (y,))  # formulas of other types also get y (`_formulas.typed`)
 _nothing = device(lambda y: ())
 
 
 def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
-    """A formula of operands of which the last ones are ``strided``: strides 0 where an operand is broadcast."""
+    """A formula whose last operands are ``strided``: strides are 0 where an operand is broadcast."""
     own = bool(f.types)
     of = typed(f) if own else formula(f.variant())
     flat, lines, axes = elementwise(of, ways=0 if own else 2), linewise(of, not own), axiswise(of)
@@ -147,7 +147,7 @@ _flat(CAST)
 # ---------------------------------------------------------------- powers
 @device
 def power_of(x, p):
-    """x**p of a float64 p: what is something simpler as that, which is rounded less, else in float64."""
+    """x**p for float64 p: by a simpler formula if there is one, which rounds less, else in float64."""
     if p == 0.0:
         return like(x, 1)
     if p == 1.0:
@@ -156,7 +156,7 @@ def power_of(x, p):
         return x * x
     if p == -1.0:
         return like(x, 1) / x
-    if p == 0.5:  # differs from the square root for -0 and -inf
+    if p == 0.5:  # differs from the square root at -0 and -inf
         return like(x, math.inf) if x == like(x, -math.inf) else fabs(sqrt(x))
     return like(x, power(np.float64(x), p))
 

@@ -1,4 +1,4 @@
-"""Kernels of values that are copied from device to device between two rows: there is nothing to do."""
+"""Kernels of values copied from device to device between two rows: they do nothing."""
 
 from __future__ import annotations
 

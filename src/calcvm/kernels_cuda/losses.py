@@ -63,7 +63,7 @@ def _put_root_mean(to, q, c, total):
 
 
 def _scalar(name: str, out: str, put: Callable) -> None:
-    """A mean, sum_r l[r] / count, or its root; worker 0 alone."""
+    """A mean, sum_r l[r] / count, or its root; only worker 0."""
 
     @kernel_as(name, words("rows count", "", ["t_l", out]))
     def run(me, rows, count, t_l, y):
@@ -96,7 +96,7 @@ def _term(f: Formula) -> None:
 
 
 def _slope(f: Formula) -> None:
-    """The term's slope times dloss/count.  It may lie where an operand does; rows shared."""
+    """The term's slope times dloss/count.  It may overwrite an operand; rows shared."""
     n, after = len(f.reals), len(f.reals) + 1
     loop = elementwise(formula(f.scaled()))
 
@@ -124,8 +124,8 @@ for _loss in [*PAIR_LOSSES.values()]:
 def rows_of_scores(value, args, lo, hi, inner, N, t_l):
     """t_l[i] = the sum of ``value(args, place, ok, k, last, g)`` over the ``inner`` places of row i, lo <= i < hi.
 
-    A place is taken by 2**g lanes of a warp: elements k, k + 2**g, ... up to ``last`` are this lane's, and none
-    where ``ok`` is not so.  Places are joined by slots, as `reduce` joins elements.
+    A place is processed by 2**g lanes of a warp: this lane has elements k, k + 2**g, ... up to ``last``, or none
+    unless ``ok``.  Places are joined by slots, as `reduce` joins elements.
     """
     g, shift, zero = lanes_of(N), slots_of(inner), like(t_l, 0)
     most, totals = outputs_at_once(shift), shared(t_l)
@@ -137,7 +137,7 @@ def rows_of_scores(value, args, lo, hi, inner, N, t_l):
             u = before + group_in(g)
             c, slot = u >> shift, u & ((1 << shift) - 1)
             total, ahead = zero, 0
-            while ahead < inner:  # all lanes of the warp go round as often
+            while ahead < inner:  # equally often for all lanes of the warp
                 place, ok = (i + c) * inner + ahead + slot, c < count and ahead + slot < inner
                 total += value(args, place, ok, place * N + lane_in(g), (place + 1) * N - 1 if ok else -1, g)
                 ahead += 1 << shift
@@ -155,7 +155,7 @@ def rows_of_scores(value, args, lo, hi, inner, N, t_l):
 
 @device
 def class_of(me, label, n):
-    """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
+    """The label as an index; a label outside 0..n-1 traps (and the index is safe)."""
     label = wide(label)
     if label >= like(label, 0) and label < like(label, 1e18):
         k = int(label)
@@ -175,7 +175,7 @@ def _below(args, q, k):
 
 @device
 def _weighted(args, q, k):
-    """t*(top - x), without 0*inf where a masked class has the score -inf."""
+    """t*(top - x), without 0*inf for a masked class with the score -inf."""
     x, top, t = args
     return like(top, 0) if t[k] == like(top, 0) else t[k] * (top - x[k])
 
@@ -196,7 +196,7 @@ def _entropy(args, place, ok, k, last, g):
     if soft != zero:
         term += soft * sum_of(_below, (x, top), zero, k, last, g)
     if given(me, p):
-        sync_warp()  # p may be logits, of which each lane has read its label's
+        sync_warp()  # p may be logits, and each lane must have read its label's
         each(softmax_of, (x, top, like(p, 1) / total), 0, p, k, last, 1 << g)
     return weight * log(total) + term if ok else zero
 
@@ -208,7 +208,7 @@ def softmax_cross_entropy_fwd(
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
-    logits, and may be left out; rows shared, a row of logits by some lanes of a warp.
+    logits or left out; rows shared, a row of logits by several lanes of a warp.
     """
     lo, hi = share(me, rows)
     hard, soft, s = like(t_l, 1 - smoothing), like(t_l, smoothing / N), like(t_l, smoothing)
@@ -252,7 +252,7 @@ def _label_dx(args, q, k):
     return d - hard if k == label else d
 
 
-# ---------------------------------------------------------------- an element of each row
+# ---------------------------------------------------------------- one element of each row
 @kernel
 def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
@@ -265,7 +265,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
 
 @kernel
 def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
-    """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
+    """dx[r, j] = dy[r] if j is index[r], else 0; all of dx is set; rows shared."""
     lo, hi = share(me, rows)
     fill(lo * inner * N, hi * inner * N, dx, like(dx, 0))
     sync()
@@ -283,13 +283,13 @@ def _with_place(x, q, k):
 
 @device
 def _first_larger(a, b):
-    """Of two (value, place) the larger, the first of equals; a, where one is NaN."""
+    """The larger of two (value, place) pairs, of equals the first; a, if either is NaN."""
     return b if b[0] > a[0] or (b[0] == a[0] and b[1] < a[1]) else a
 
 
 @device
 def first_largest(x, k, last, N, g):
-    """Place of the first largest element of a row by 2**g lanes; NaN is never larger."""
+    """The place of a row's first largest element, by 2**g lanes; NaN is never larger."""
     start = last + 1 - N if last >= 0 else k
     best = (x[start] if last >= 0 else like(x, 0), start)
     best = fold(_with_place, _first_larger, best, best, x, 0, k, last, 1 << g)
@@ -302,7 +302,7 @@ def first_largest(x, k, last, N, g):
 
 @device
 def _hit(args, place, ok, k, last, g):
-    """1 where the first largest score is the target's class, else 0."""
+    """1 if the first largest score is the target's class, else 0."""
     me, N, dense, scores, target, q = args
     found = first_largest(scores, k, last, N, g)
     want = place * N
@@ -315,7 +315,7 @@ def _hit(args, place, ok, k, last, g):
 
 @kernel
 def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l: Ptr):
-    """l[r] = number of the inner places of r whose first largest score is the target's class; rows shared."""
+    """l[r] = the number of inner places of r whose first largest score is the target's class; rows shared."""
     lo, hi = share(me, rows)
     dense = dense != 0 and alike(target, scores)
     rows_of_scores(_hit, (me, N, dense, scores, target, seen_as(target, scores)), lo, hi, inner, N, t_l)

@@ -1,4 +1,4 @@
-"""Statistics of a batch (totals of means are float64), and normalization, whose sums are of differences from an element."""
+"""Statistics of a batch (totals of means are float64), and normalization, which sums differences from an element."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _center(me, rows, cols, x, m, y):
         i += threads()
 
 
-# ---------------------------------------------------------------- what they share
+# ---------------------------------------------------------------- shared code
 CHUNKS, BLOCK, PARTIAL = 256, 32, 1 << 18  # as in ops.normalization
-COLUMNS = 32  # that a worker takes of a chunk at once
+COLUMNS = 32  # columns of a chunk that a worker takes at once
 
 
 @device
 def chunk_of(rows):
-    """Rows of which there is one partial result."""
+    """Rows per partial result."""
     return max((rows + CHUNKS * BLOCK - 1) // (CHUNKS * BLOCK), 1) * BLOCK
 
 
@@ -87,7 +87,7 @@ def chunks_of(rows):
 
 @device
 def sums(term, args, put, to, x, q, stop, R, I):
-    """``put(to, q, 0, t)`` for outputs q to ``stop``, t the sum of its terms; others see then what is put."""
+    """``put(to, q, 0, t)`` for outputs q to ``stop``, t the sum of its terms; then all threads see the results."""
     zero = like(x, 0)
     while q < stop:
         q += reduce(term, add, zero, zero, args, shared(x), put, to, q, stop, R, I)
@@ -101,15 +101,15 @@ def rsqrt(var, eps):
 
 @device
 def in_range(inv):
-    """Whether no square has left the range of numbers, of 1/sqrt(var + eps); not of NaN."""
+    """Whether no square behind 1/sqrt(var + eps) has left the range of numbers; false for NaN."""
     return inv > like(inv, 0) and inv < like(inv, 1e15)
 
 
 @device
 def deviation(rows, stride, cols, x, centered, eps):
-    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols), by x over its largest: of any magnitude.
+    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols) of any magnitude: x is scaled by its largest.
 
-    By one thread, an element after the other: such squares are rare.
+    One thread computes it serially, because such large squares are rare.
     """
     zero, n = like(x, 0), like(x, rows * cols)
     top, mean, squares = zero, zero, zero
@@ -170,7 +170,7 @@ def _off_dy(args, q, k):
 
 @device
 def _chunk_means(R, chunk, args, q, k):
-    """Of the chunk of element k of (chunks, N): its rows, and its mean less the column's first element."""
+    """The rows of the chunk of element k of (chunks, N), and its mean less the column's first element."""
     x, ws, N = args
     p = divide(k, N)
     return (
@@ -197,7 +197,7 @@ def _squares_term(args, q, k):
 @device
 def _put_mean(to, q, c, total):
     x, R, mean, inv = to
-    inv[q + c] = total / like(x, R)  # until the variance is there
+    inv[q + c] = total / like(x, R)  # until the variance is known
     mean[q + c] = x[q + c] + inv[q + c]
 
 
@@ -221,7 +221,7 @@ def batch_norm_stats(
     me, phases, rows, inner, N, eps: Float, momentum: Float, wn,
     x: Ptr, mean: Ptr, inv: Ptr, running_mean: Ptr, running_var: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """Mean, 1/sqrt(var + eps) and running statistics of channels.  Chunks of rows are shared, in the second phase channels."""
+    """Mean, 1/sqrt(var + eps) and running statistics of channels.  Chunks of rows are shared, channels in the second phase."""
     R = rows * inner
     chunk, chunks, wide = chunk_of(R), chunks_of(R), (N + COLUMNS - 1) // COLUMNS
     if me.phase == 0:
@@ -263,7 +263,7 @@ def batch_norm_fwd(
 
 @device
 def _partial_products(me, R, N, dy, x, mean, ws):
-    """Sums of dy*(x - mean) and dy over each chunk of rows: chunks are shared."""
+    """Sums of dy*(x - mean) and dy over each chunk of rows; chunks are shared."""
     chunk, wide = chunk_of(R), (N + COLUMNS - 1) // COLUMNS
     u, to = me.worker, like(x, 1)
     while u < chunks_of(R) * wide:
@@ -299,7 +299,7 @@ def batch_norm_sums(
     me, phases, rows, inner, N, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
     dscale: Ptr, dshift: Ptr, t_p: Ptr, t_q: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and what dx takes.  Chunks of rows are shared, then channels."""
+    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and the coefficients of dx.  Chunks of rows are shared, then channels."""
     R = rows * inner
     if me.phase == 0:
         _partial_products(me, R, N, dy, x, mean, ws)
@@ -323,7 +323,7 @@ def batch_norm_bwd(
         e += threads()
 
 
-# ---------------------------------------------------------------- the same with statistics that are given
+# ---------------------------------------------------------------- of channels, with given statistics
 @kernel
 def batch_norm_inference_factor(me, N, eps: Float, scale: Ptr, running_var: Ptr, t_factor: Ptr):
     """factor = scale/sqrt(var + eps).  Channels are shared."""
@@ -384,7 +384,7 @@ def batch_norm_inference_bwd(me, rows, inner, N, eps: Float, dy: Ptr, scale: Ptr
 # ---------------------------------------------------------------- of each sample, by groups of channels
 @device
 def _in_group(args, q, k):
-    """Element k of (groups, inner*D) where it lies in x (inner, groups, D), less the group's first."""
+    """Element k of (groups, inner*D), at its place in x (inner, groups, D), less the group's first."""
     x, groups, D, R = args
     r = k - q * R
     i = divide(r, D)
@@ -400,7 +400,7 @@ def _square_in_group(args, q, k):
 
 @device
 def _statistics(inner, groups, D, eps, x, m, a):
-    """m, a: of each group the mean and 1/sqrt(var + eps), of the sample x (inner, groups, D)."""
+    """m, a: the mean and 1/sqrt(var + eps) of each group, for one sample x (inner, groups, D)."""
     R = inner * D
     part = like(x, 1) / like(x, R)
     if D == 1:
@@ -470,7 +470,7 @@ def group_norm_bwd(
 ):  # fmt: skip
     """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of groups.
 
-    Chunks of rows are shared, and in the second phase channels; without scale and shift rows.  In place over dy or x.
+    Chunks of rows are shared, and channels in the second phase; without scale and shift, rows are.  In place over dy or x.
     """
     N = groups * D
     chunk = max((rows + CHUNKS - 1) // CHUNKS, 1) if affine else 1
@@ -525,7 +525,7 @@ def _put_given_at(to, q, c, total):
 
 @device
 def _add_up(me, N, chunks, apart, x, dscale, dshift, ws, shifted):
-    """The sums of chunks' two vectors of N, those of chunks ``apart``, the second if ``shifted``: columns are shared."""
+    """Add the chunks' two vectors of N, which lie ``apart``; the second if ``shifted``.  Columns are shared."""
     lo, hi = share(me, N)
     sums(element, ws, _put_given_at, (me, 0, dscale), x, lo, hi, chunks, apart)
     if shifted:
@@ -617,7 +617,7 @@ def _off_of_row(args, q, k):
 
 @device
 def most_chunks(N):
-    """Chunks of vectors of N, at most."""
+    """The most chunks for vectors of N."""
     n = CHUNKS
     while n > 4 and n * N > PARTIAL:
         n //= 2
@@ -626,7 +626,7 @@ def most_chunks(N):
 
 @device
 def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, centered):
-    """Chunks of all R vectors are shared, and in the second phase their sums' columns; where ``affine`` is 0 rows."""
+    """Chunks of all R vectors are shared, and the columns of their sums in the second phase; rows if ``affine`` is 0."""
     most = most_chunks(N)
     chunk = max((R + most - 1) // most, 1) if affine else inner
     chunks = (R + chunk - 1) // chunk if affine else rows
@@ -693,7 +693,7 @@ def _base(x, row, c, N, size, part, k):
 
 @device
 def _root_of(x, row, N):
-    """What x of a row is divided by where its squares are too large: its largest finite size, 1 at least."""
+    """The divisor of x in a row whose squares overflow: its largest finite magnitude, at least 1."""
     unit, j = like(x, 1), row
     while j < row + N:
         v = fabs(x[j])
@@ -742,7 +742,7 @@ def local_response_norm_bwd(
         c = e - row
         j, end = max(c - (size - 1) // 2, 0), min(c + size // 2 + 1, N)
         total, own, large = like(x, 0), like(x, 0), False
-        upper = like(x, 2.0**511)  # brings what is divided by a square into the range again, and is taken away below
+        upper = like(x, 2.0**511)  # brings quotients by a square back into range; divided out below
         upper = upper if upper < like(x, math.inf) else like(x, 2.0**63)
         while j < end:
             d = _base(x, row, j, N, size, alpha / size, k)

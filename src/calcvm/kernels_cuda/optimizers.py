@@ -1,7 +1,7 @@
 """Optimizer updates, step counter and schedule, clipping, penalties (see `calcvm.ops.optimizers`).
 
-An update is bound by memory.  So a thread takes four elements at a time, a block apart, and all their loads are on their
-way before the first is computed.
+An update is bound by memory.  So a thread takes four elements at a time, one block apart, and starts all their loads
+before it computes the first.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from calcvm.kernels_cuda._math import sqrt
 from calcvm.kernels_cuda._reduce import warp, warp_sum, warps
 from calcvm.kernels_cuda._tuples import ats, likes, loads, mapped, stores
 
-CHUNKS = 8  # of a total: each is a warp's, whatever the number of warps
+CHUNKS = 8  # parts of a total, one warp each, whatever the number of warps
 
 
 @device
 def span(me, rows, cols):
-    """First element of this thread, and the end, of the rows that this worker owns."""
+    """This thread's first element, and the end of the rows that this worker owns."""
     lo, hi = share(me, rows)
     return lo * cols + thread(), hi * cols
 
@@ -66,7 +66,7 @@ def _zipped(a, b, c, d):
 def each(of: Callable) -> Callable:
     """A loop ``each(me, rows, cols, reads, writes, params)``: writes[i]... = of(reads[i]..., params...).
 
-    Rows are shared, four elements a thread at a time.  An element past the end is the last one again, not stored.
+    Rows are shared, four elements per thread at a time.  Past the end, the last element is computed again and not stored.
     """
 
     @device
@@ -89,7 +89,7 @@ def each(of: Callable) -> Callable:
 
 # ---------------------------------------------------------------- updates
 def _numbers(op: Update) -> Callable:
-    """A function of hyper: the scale of gradients, the decay, and what else the update uses, in float64."""
+    """A function of hyper: the scale of gradients, the decay, and the update's other numbers, in float64."""
     names = ("clip_scale", "weight_decay", *op.uses)
 
     def codegen(tc, hyper):
@@ -141,7 +141,7 @@ _tick, _rate_table, _rate_scale, _decay_scale = map(
 
 @kernel
 def tick(me, schedule, hyper: Ptr.float64):
-    """t += 1, and what depends on it alone.  One thread."""
+    """t += 1, and the values that depend only on it.  One thread."""
     if first(me):
         _tick(hyper, schedule)
 
@@ -186,7 +186,7 @@ def clip_value(me, rows, cols, g: Ptr, hyper: Ptr.float64):
 
 @device
 def part_of_sum(x, n, i, step, zero, term):
-    """Sum of term(x[i]), term(x[i + step]), ... below n, in four chains."""
+    """The sum of term(x[i]), term(x[i + step]), ... below n, in four chains."""
     a, b, c, d = zero, zero, zero, zero
     while i + 3 * step < n:
         a += term(x[i])
@@ -212,7 +212,7 @@ def wide_square(x):
 
 @device
 def small(x):
-    """What x is multiplied by where its squares are too large, in its own type."""
+    """The factor for x if its squares overflow, in its own type."""
     unit = like(x, 2.0**-540)
     return unit if unit > like(x, 0) else like(x, 2.0**-80)
 
@@ -224,7 +224,7 @@ def small_square(x):
 
 @kernel
 def sumsq(me, rows, cols, g: Ptr, s: Ptr):
-    """s[r] = sqrt(sum_c g[r,c]^2).  Rows are shared: a row is a warp's, or one thread's if it is shorter than a warp."""
+    """s[r] = sqrt(sum_c g[r,c]^2).  Rows are shared: a warp per row, or one thread if the row is shorter than a warp."""
     lo, hi = share(me, rows)
     if cols < warp_size():
         r = lo + thread()
@@ -251,7 +251,7 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
 
 @device
 def sum_of_chunks(x, n, totals, term):
-    """The sum of term(x[i]), for all threads: of CHUNKS, by warps, in order."""
+    """The sum of term(x[i]), for all threads: CHUNKS parts by warps, added in order."""
     chunk = warp()
     while chunk < CHUNKS:
         total = warp_sum(part_of_sum(x, n, chunk * warp_size() + lane(), CHUNKS * warp_size(), 0.0, term))
@@ -270,7 +270,7 @@ def sum_of_chunks(x, n, totals, term):
 def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)), NaN stays.
 
-    Worker 0 alone: chunks are warps', in float64, and one thread adds them in order.
+    Only worker 0: warps sum chunks in float64, and one thread adds them in order.
     """
     if me.worker != 0:
         return
@@ -301,7 +301,7 @@ def penalty(me, rows, cols, l1: Float, l2: Float, p: Ptr, g: Ptr):
 
 @kernel
 def zero(me, rows, cols, g: Ptr):
-    """g = 0.  Rows are shared, their elements among threads."""
+    """g = 0.  Rows are shared, and their elements among threads."""
     i, stop = span(me, rows, cols)
     while i < stop:
         g[i] = like(g, 0)

@@ -1,4 +1,4 @@
-"""Kernels of rows whose equation says all: see `_plain`."""
+"""Kernels of rows that are given by their equation alone, see `_plain`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def words_of(row: Plain | Row) -> Words:
 
 
 class Declared(Kernel):
-    """The kernel of a declared row, whose equation is found when its function is first asked for."""
+    """The kernel of a declared row; its equation is looked up when the function is first needed."""
 
     def __init__(self, row: Row):
         self.row, self.name, self.words, self.instances = row, row.name, words_of(row), {}

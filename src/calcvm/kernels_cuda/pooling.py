@@ -1,4 +1,4 @@
-"""Pooling of images that lie channels last: a thread has an element of y, or of dx, and goes through its windows in one order."""
+"""Pooling of channels-last images: a thread computes an element of y or dx and visits its windows in a fixed order."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _places(e, h, w, C):
 
 @device
 def _of(o, i, axis):
-    """Of window o: the tap that i is, and what it counts."""
+    """The tap of window o at i, and the window's count."""
     first, tap, n = taps(o, axis)
     return tap + (i - first) // axis.d, counted(o, n, axis)
 
 
 @device
 def _having(i, axis):
-    """The first window that has i, how far they are apart, where they end."""
+    """The first window that contains i, the distance between such windows, and their end."""
     a, b = axis.s, axis.d
     while b > 0:
         a, b = b, a % b
@@ -44,7 +44,7 @@ def _having(i, axis):
 
 
 def _forward(take: Callable, put: Callable) -> Callable:
-    """Of each element of y: ``state = take(args, x, t, state)`` for its taps, then ``put(args, e, state, count)``."""
+    """For each element of y: ``state = take(args, x, t, state)`` for its taps, then ``put(args, e, state, count)``."""
 
     @device
     def each(me, args, x, start, N, C, D, H, W):
@@ -76,7 +76,7 @@ def _forward(take: Callable, put: Callable) -> Callable:
 
 
 def _backward(take: Callable, put: Callable) -> Callable:
-    """Of each element of dx: the sum of ``take(args, o, t, count)`` over windows o that have it, then ``put(args, e, sum)``."""
+    """For each element of dx: sum ``take(args, o, t, count)`` over the windows o that contain it, then ``put(args, e, sum)``."""
 
     @device
     def each(me, args, zero, N, C, D, H, W):
@@ -118,7 +118,7 @@ def _put(args, e, total):
 # ---------------------------------------------------------------- the largest
 @device
 def _top(args, x, t, state):
-    """The larger, NaN if either is; of equals the first, as of NaNs."""
+    """The larger, NaN if either is; the first of equals or of NaNs."""
     best, index = state
     return (x, t) if best == best and not x <= best else (best, index)
 
@@ -155,7 +155,7 @@ def _max(me, N, C, D, H, W, x, y, index):
 def max_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
 ):
-    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     _max(me, N, C, z, v, u, x, y, index)
 
@@ -171,7 +171,7 @@ def max_pool_bwd(
 
 @kernel
 def adaptive_max_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr, index: Ptr.int32):
-    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
     _max(me, N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW), x, y, index)
 
 
@@ -211,7 +211,7 @@ def _after(padded, q):
 def avg_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
 ):
-    """y = the sum of x in the window / what it counts; N*OD rows are shared."""
+    """y = the sum of x in the window / its count; N*OD rows are shared."""
     z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
     _means(me, (y,), x, like(x, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
@@ -220,7 +220,7 @@ def avg_pool_fwd(
 def avg_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
 ):
-    """dx = the sum of dy / what a window counts, over those that have the element; all of dx is set; N*D rows are shared."""
+    """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
     z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
     _parts(me, (dx, dy), like(dx, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
@@ -233,7 +233,7 @@ def adaptive_avg_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr):
 
 @kernel
 def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
-    """dx = the sum of dy / elements of the window, over those that have the element; all of dx is set; N*D rows are shared."""
+    """dx = the sum of dy / the window's size, over windows that contain the element; all of dx is set; N*D rows are shared."""
     _parts(me, (dx, dy), like(dx, 0), N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
@@ -267,7 +267,7 @@ _roots, _from_slopes = _forward(_plus_power, _put_root), _backward(_slope, _put_
 def lp_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
 ):
-    """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole one; N*OD rows are shared."""
+    """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole window; N*OD rows are shared."""
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     _roots(me, (y, power, kd * kh * kw), x, like(x, 0), N, C, z, v, u)
 
@@ -277,7 +277,7 @@ def lp_pool_bwd_y(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, dy: Ptr, y: Ptr,
     t_g: Ptr,
 ):  # fmt: skip
-    """g = k/count * dy*y^(1 - p), 0 where y is; N*OD rows are shared; g may be dy or y."""
+    """g = k/count * dy*y^(1 - p), 0 where y is 0; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
     row = OH * OW * C
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
@@ -295,6 +295,6 @@ def lp_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, t_g: Ptr, x: Ptr,
     dx: Ptr,
 ):  # fmt: skip
-    """dx = x^(p - 1) * the sum of g over the windows that have the element; all of dx is set; N*D rows are shared."""
+    """dx = x^(p - 1) * the sum of g over the windows that contain the element; all of dx is set; N*D rows are shared."""
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     _from_slopes(me, (dx, t_g, x, power), like(dx, 0), N, C, z, v, u)

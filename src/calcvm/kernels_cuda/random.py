@@ -25,7 +25,7 @@ def _mix(z):
 
 @device
 def _key(seed, counter, stream):
-    """The key that one row of one step hashes its element indexes with."""
+    """The key with which a row of a step hashes its element indexes."""
     key = _mix(np.uint64(seed) * GOLDEN + np.uint64(1))
     key = _mix(key + np.uint64(counter) * GOLDEN)
     return _mix(key + np.uint64(stream) * GOLDEN)
@@ -39,13 +39,13 @@ def _bits(key, i):
 
 @device
 def _dropout(x, i, scale, key, threshold):
-    """x*scale where the element's random bits are not below the threshold, else 0."""
+    """x*scale if the element's random bits are not below the threshold, else 0."""
     return x * scale if _bits(key, i) >= threshold else like(x, 0)
 
 
 @device
 def _params(rng, rate, stream, x):
-    """What `_dropout` takes beside elements."""
+    """`_dropout`'s arguments besides elements."""
     p = rate[0]
     p = like(p, 0) if not p > 0 else like(p, 1) if p > 1 else p
     return like(x, 1.0 / (1.0 - p)), _key(rng[0], rng[1], stream), np.uint64(p * ALL)
@@ -84,7 +84,7 @@ _shows = device(padding_of)
 
 @device
 def _source(drawn, key, k, mode, o, e, d, p, rate):
-    """The element of an axis of d that element o of the e of a crop shows, or -1; k : the image's number for this axis."""
+    """The element of an axis of d that element o of a crop of e takes, or -1; k : the image's number for this axis."""
     room = d + 2 * p - e
     start = divide(room, 2)
     if drawn:

@@ -1,4 +1,4 @@
-"""Reductions and softmax.  The shape of a sum follows from R (or N) alone: see `_reduce`."""
+"""Reductions and softmax.  The order of a sum depends only on R (or N): see `_reduce`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _put(to, q, c, total):
 # ---------------------------------------------------------------- sums over (R0, R1, R2) of (O, R0, K0, R1, K1, R2, I)
 @device
 def _place(sizes, q, k):
-    """Where x has the element k of (O, K0, K1, R, I), R = (R0, R1, R2), which is one of output q's."""
+    """The place in x of element k, which belongs to output q; x is (O, K0, K1, R, I), R = (R0, R1, R2)."""
     R0, K0, R1, K1, R2, I = sizes
     R = R0 * R1 * R2
     group = divide(q, I)
@@ -72,7 +72,7 @@ def _sum(name: str, term: Callable, factor: Callable) -> None:
         totals, to, o, zero = as_f64(shared(x)), (y, factor(x, R)), 0, like(x, 0)
         sizes = (R0, K0, R1, K1, R2, I)
         together = R0 * K0 * R1 == 1 or O * K0 * R1 * K1 == 1  # the terms of an output are R elements, I apart
-        while o < end:  # once, but for a leading axis of several that is not shared
+        while o < end:  # once, except for a leading axis that is not shared
             q = o + lo
             while q < o + hi:
                 if together:
@@ -83,7 +83,7 @@ def _sum(name: str, term: Callable, factor: Callable) -> None:
 
     @kernel_as(f"{name}_fwd")
     def run(me, phases, O, R0, K0, R1, K1, R2, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
-        """y = sum_r term(x) * factor; totals are float64; O is shared, or what is kept below it (by = 1).
+        """y = sum_r term(x) * factor; totals are float64; O is shared, or the kept elements below it (by = 1).
 
         On a GPU the row has one phase.
         """
@@ -110,7 +110,7 @@ _spread_times_x = device(lambda x, e, d: d * x[0][e])
 
 @device
 def _output(e, sizes):
-    """The output that element e of x is in."""
+    """The output that element e of x belongs to."""
     R0, K0, R1, K1, R2, I = sizes
     u, k1, i = _coordinates(e, K1, R2 * I)
     v, k0, r1 = _coordinates(u, K0, R1)
@@ -131,7 +131,7 @@ def _gradient(name: str, factor: Callable, formula: Callable, pointers: str) -> 
             while e < stop:
                 dx[e] = formula(xs, e, dy[_output(e, sizes)] * a)
                 e += threads()
-        elif e < stop:  # the thread's element is (o, r, i) of (O*K1, R, I); it walks by threads(), with carries
+        elif e < stop:  # the thread's element is (o, r, i) of (O*K1, R, I); it advances by threads(), with carries
             o, r, i = _coordinates(e, R, I)
             o_step, r_step, i_step = _coordinates(threads(), R, I)
             while e < stop:
@@ -158,7 +158,7 @@ def _extremum(name: str, join: Callable, zero: float) -> None:
         lo, hi = share(me, units)
         lo, hi = lo * each_has, hi * each_has
         totals, to, o, least = shared(x), (y, like(x, 1)), 0, like(x, zero)
-        while o < end:  # once, but for a leading axis of several that is not shared
+        while o < end:  # once, except for a leading axis that is not shared
             q = o + lo
             while q < o + hi:
                 q += reduce(element, join, least, least, x, totals, _put, to, q, o + hi, R0 * R1, I)
@@ -187,7 +187,7 @@ def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
 
 @device
 def _first(args, q, k):
-    """k where x[k] is the extremum, or NaN, which is one."""
+    """k if x[k] is the extremum (NaN counts as one)."""
     x, y = args
     v = x[k]
     return k if v == y[q] or v != v else NOWHERE
@@ -200,7 +200,7 @@ def _keep(found, q, c, k):
 
 @device
 def _set_at(found, q, n, R, I, dy, dx):
-    """dx = dy at found[c] in the columns of outputs q + c, c < n, else 0; each thread sets what it sought."""
+    """dx = dy at found[c] in the columns of outputs q + c, c < n, else 0; each thread sets the places it searched."""
     shift = slots_of(R)
     u = thread()
     while u < n << shift:
@@ -249,7 +249,7 @@ def _log_softmax_dx(args, q, k):
 
 @device
 def sum_of(term, args, zero, k, last, g):
-    """The sum of a row's terms by 2**g lanes, of which this one's are elements k, k + 2**g, ... up to ``last``."""
+    """The sum of a row's terms by 2**g lanes; this lane has elements k, k + 2**g, ... up to ``last``."""
     return joined(add, fold(term, add, zero, zero, args, 0, k, last, 1 << g), g)
 
 
@@ -278,9 +278,9 @@ _log_softmax_dx_args = device(lambda dy, y, zero, k, last, g: (dy, y, sum_of(ele
 
 
 def _over_rows(name: str, pointers: str, totals: Callable, term: Callable) -> None:
-    """Rows of N elements by ``term`` of what ``totals`` makes of a row.
+    """Rows of N elements, by ``term`` of a row's ``totals``.
 
-    (rows*inner, N); rows are shared, a row by some lanes of a warp; the last operand may be any of the others.
+    (rows*inner, N); rows are shared, a row by several lanes of a warp; the last operand may be any of the others.
     """
 
     @kernel_as(name, words("rows inner N", "", pointers.split()))

@@ -1,4 +1,4 @@
-"""Kernels that make axes larger or smaller: padding, and images scaled to another size.  A thread has an element at a time."""
+"""Kernels that enlarge or shrink axes: padding, and scaling of images.  A thread computes one element at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pad_fwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 
 @kernel
 def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, mode, dy: Ptr, dx: Ptr):
-    """dx[i] = sum of dy where y is x[i], in a fixed order.  The leading two axes of dx are shared."""
+    """dx[i] = the sum of dy where y is x[i], in a fixed order.  The leading two axes of dx are shared."""
     e1, e2, e3, e4 = d1 + p1 + q1, d2 + p2 + q2, d3 + p3 + q3, d4 + p4 + q4
     lo, hi = share(me, d0 * d1)
     unit, inner, k = d2 * d3 * d4 * n, (1, d2, d3, d4, n), thread()
@@ -75,7 +75,7 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 # ---------------------------------------------------------------- scaling
 @device
 def _place(mode, align, o, n, step):
-    """Of element o of a scaled axis: the one of n that it is or that lies before it, and the weight of the next.
+    """For element o of a scaled axis: the element of n at its place or before it, and the weight of the next.
 
     Nearest as in PyTorch: the place is rounded to float32 in any heap.
     """
@@ -90,7 +90,7 @@ def _place(mode, align, o, n, step):
 
 @device
 def _first(mode, align, i, n, to, step):
-    """The first of ``to`` elements whose place is i or lies after it."""
+    """The first of ``to`` elements whose place is i or after it."""
     lo, hi = 0, to
     while lo < hi:
         o = (lo + hi) >> 1
@@ -104,7 +104,7 @@ def _first(mode, align, i, n, to, step):
 
 @device
 def _weight(mode, align, o, i, n, step):
-    """Of element i of n in the o-th of the scaled axis."""
+    """The weight of element i of n in element o of the scaled axis."""
     j, t = _place(mode, align, o, n, step)
     if j == i:
         return like(step, 1) - t
@@ -113,7 +113,7 @@ def _weight(mode, align, o, i, n, step):
 
 @device
 def _mean(x, apart, t):
-    """Of the elements here and ``apart`` from here, where its weight is not 0."""
+    """The weighted mean of the element here and the one ``apart`` from it, which has weight t."""
     return x[0] if t == 0 else (like(x, 1) - t) * x[0] + t * x[apart]
 
 
@@ -126,7 +126,7 @@ def _mean2(x, apart, t, below, t_below):
 
 @kernel
 def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, sw: Float, wn, x: Ptr, y: Ptr, ws: Ptr):
-    """y (N,E,F,G,C) = x (N,D,H,W,C) at places scaled by sd, sh, sw.  N*E is shared, N*F where D and E are 1."""
+    """y (N,E,F,G,C) = x (N,D,H,W,C) at places scaled by sd, sh, sw.  N*E is shared; N*F if D and E are 1."""
     step_d, step_h, step_w = like(x, sd), like(x, sh), like(x, sw)
     per = F if D * E > 1 else 1
     lo, hi = share(me, N * E if D * E > 1 else N * E * F)
@@ -155,7 +155,7 @@ def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, 
 def upsample_bwd(
     me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, sw: Float, wn, dy: Ptr, dx: Ptr, ws: Ptr
 ):
-    """dx[i] = sum_o dy[o] * the weight of x[i] in y[o], in a fixed order.  N*D is shared, N*H where D and E are 1."""
+    """dx[i] = sum_o dy[o] * the weight of x[i] in y[o], in a fixed order.  N*D is shared; N*H if D and E are 1."""
     step_d, step_h, step_w = like(dy, sd), like(dy, sh), like(dy, sw)
     per = H if D * E > 1 else 1
     lo, hi = share(me, N * D if D * E > 1 else N * D * H)

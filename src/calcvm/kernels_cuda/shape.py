@@ -12,15 +12,15 @@ from calcvm.kernels_cuda._tuples import mapped
 # ---------------------------------------------------------------- transposition
 @device
 def _side():
-    """Of a tile: two of float64 fit into the shared memory of a block."""
+    """The side of a tile: two float64 tiles fit a block's shared memory."""
     return 32 if threads() > 64 else min(threads(), 16)
 
 
 @device
 def _tile(m, n, x, x_stride, y, y_stride, side, tile):
-    """y[i*y_stride + j] = x[i + j*x_stride] for i below m and j below n, both cut to ``side``, by shared memory.
+    """y[i*y_stride + j] = x[i + j*x_stride] for i below m and j below n, both cut to ``side``, through shared memory.
 
-    Lines of the tile are one element longer than ``side``, so that a column of it lies in as many banks as a line.
+    Lines of the tile are one element longer than ``side``, so that a column of it spreads over as many banks as a line.
     """
     m, n = min(m, side), min(n, side)
     a, b, turn = thread() & (side - 1), thread() // side, threads() // side
@@ -35,17 +35,17 @@ def _tile(m, n, x, x_stride, y, y_stride, side, tile):
         j += 4 * turn
     sync()
     i = b
-    while i < m and a < n:  # and now in y
+    while i < m and a < n:  # and now neighbours in y
         y[i * y_stride + a] = tile[a * (side + 1) + i]
         i += turn
 
 
 @device
 def _tiles(n0, d, x, s, y, y_s, m, y_stride):
-    """y = x[strides s] over axes (n0, *d), where x's neighbours lie along another axis, of size m and stride ``y_stride``.
+    """y = x[strides s] over axes (n0, *d), where x is contiguous along another axis, of size m and stride ``y_stride``.
 
-    The block takes tiles of that axis by the last one, one after the other, in two buffers: a thread may fill
-    one while others still empty the other, so that it waits once a tile.
+    The block processes tiles of that axis and the last one in turn, in two buffers: a thread may fill one while others
+    still empty the other, so it waits once per tile.
     """
     side, n = _side(), d[4]
     now, other = shared(x), at(shared(x), side * (side + 1))
@@ -69,7 +69,7 @@ def _permute(n0, d, x, s, y):
     d1, d2, d3, d4, d5 = d
     y_s = (d1 * d2 * d3 * d4 * d5, d2 * d3 * d4 * d5, d3 * d4 * d5, d4 * d5, d5, 1)
     m, y_stride, c0, c1, c2, c3, c4 = 1, 0, n0, d1, d2, d3, d4
-    if s[4] == 1 and d4 > 1:  # x's neighbours lie along this axis
+    if s[4] == 1 and d4 > 1:  # x is contiguous along this axis
         m, y_stride, c4 = d4, y_s[4], 1
     elif s[3] == 1 and d3 > 1:
         m, y_stride, c3 = d3, y_s[3], 1
@@ -85,12 +85,12 @@ def _permute(n0, d, x, s, y):
         copy_lines(n0, d5, x, s[0], y, d5)
     elif s[5] != 1 and 4 * min(m, d5) >= _side():
         _tiles(c0, (c1, c2, c3, c4, d5), x, s, y, y_s, m, y_stride)
-    else:  # threads that are neighbours in y are so in x, or meet in its cache lines
+    else:  # neighbouring threads are neighbours in y, and in x or at least in its cache lines
         gather(n0, d, x, s, y)
 
 
 def _permuting(name: str, sizes: str, x: str, y: str) -> None:
-    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
+    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, and x too if its leading axis stays."""
 
     @kernel_as(name, words(sizes, "", [x, y]))
     def run(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, stays, x, y):
@@ -132,7 +132,7 @@ PARTS = "abcdefgh"
 
 @device
 def _starts(sizes):
-    """Where the parts of a line begin, and its length."""
+    """The starts of the parts of a line, and its length."""
     A, B, C, D, E, F, G, H = sizes
     ab, efg = A + B, E + F + G
     abcd = ab + C + D
@@ -186,7 +186,7 @@ def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4
 
 @kernel
 def slice_bwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
-    """dx = 0, and dy in the block that `slice_fwd` read; all of dx is set; rows are shared."""
+    """dx = dy in the block that `slice_fwd` read, 0 elsewhere; all of dx is set; rows are shared."""
     lo, hi = share(me, rows)
     n = d1 * d2 * d3 * d4 * d5
     fill(lo * cols, hi * cols, dx, like(dx, 0))

@@ -1,8 +1,8 @@
-"""Lowering: a graph becomes statements, one a row, by the operator table alone.
+"""Lowering: a graph becomes statements, one per row, by the operator table alone.
 
 `lower` walks each path once: operators become forward rows, autodiff appends the backward rows that the
-trainable parameters need (`autodiff.py`), the optimizer's rows follow, and simplification (`simplify.py`) and
-fusion (`fuse.py`) shorten the result.  Nothing here knows an operator by name except where these two say so.
+trainable parameters need (`autodiff.py`), and the optimizer's rows follow.  Simplification (`simplify.py`) and
+fusion (`fuse.py`) shorten the result.  Only these two refer to operators by name.
 """
 
 from __future__ import annotations

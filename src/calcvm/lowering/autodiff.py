@@ -1,11 +1,13 @@
 """Reverse-mode differentiation at compile time, from the specs alone.
 
-Operators are walked backwards from the loss.  A backward row is emitted when it writes a gradient that is
-needed, or a temporary that such a row reads; placeholders, constants and what only frozen parameters reach
-need none.  An output that the loss does not use has no gradient: rows leave it out where they may, else it is
-zeros.  Gradients are single assignment; where a variable has several uses its contributions are added.
-Parameter gradients are the exception: their value is written once (set) where one round exists, and added to
-where rounds add up.
+The pass walks operators backwards from the loss.  It emits a backward row if the row writes a needed gradient,
+or a temporary that such a row reads.  Placeholders, constants and variables that depend on frozen parameters
+only need no gradient.  An output that the loss does not use has no gradient: rows leave it out if they may,
+else it is zeros.  Gradients are single assignment; the contributions of several uses are added.  Parameter
+gradients are the exception: they are set once if a step has one round, and added to if rounds accumulate.
+
+Only hot rows, the weight gradients of linear and matmul, add to a gradient themselves (word ``acc``).  Others write a separate
+gradient, which an `accumulate` row adds: a second form of every backward kernel would serve rows that are not hot.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from calcvm.ops.statement import Value
 
 @dataclass
 class Backward:
-    """A backward under construction: gradients of a loss that operators of one path compute."""
+    """A backward under construction: gradients of a loss with respect to variables of one path."""
 
     emit: Emitter
     operations: list[Operation]
-    accumulate: bool  # rounds add up: parameter gradients persist and are added to
-    parameter_gradient: dict[Variable, Value] = field(default_factory=dict)  # also of what else is asked for
+    accumulate: bool  # rounds accumulate: parameter gradients persist and are added to
+    parameter_gradient: dict[Variable, Value] = field(default_factory=dict)  # also of other requested variables
     contributions: dict[Variable, list[Value]] = field(default_factory=dict)
-    written: set[Variable] = field(default_factory=set)  # parameters whose gradient holds a value already
+    written: set[Variable] = field(default_factory=set)  # parameters whose gradient already holds a value
 
     def run(self, loss: Variable, seed: Value) -> None:
         behind = reached(self.operations, loss)
@@ -45,7 +47,7 @@ class Backward:
                 self._operation(op)
 
     def _needs(self, operations: Iterable[Operation]) -> set[Variable]:
-        """Variables whose gradient is needed: the trained parameters, and what lies between them and the loss."""
+        """Variables whose gradient is needed: the trained parameters, and all variables between them and the loss."""
         needs: set[Variable] = set()
         for op in operations:
             inputs = [v for n, v in op.inputs.items() if n in op.differentiable]
@@ -57,7 +59,7 @@ class Backward:
             if blocked:
                 raise UnsupportedOperator(
                     f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}: "
-                    "give it one, if it is an operator of your own and elementwise by a function of the input's name, such as dx; "
+                    "give it one, if it is a custom elementwise operator, by a function of the input's name, such as dx; "
                     f"freeze the parameters behind it (trainable=False, minimize(parameters=...)), put cv.stop_gradient before "
                     "it, or leave it out of the loss"
                 )
@@ -102,7 +104,7 @@ class Backward:
                 operands[o.name] = target
             acc = any(added.values())
             for name, held in added.items():
-                if acc and not held:  # one row, one mode: what holds nothing yet starts at zero
+                if acc and not held:  # the row has one mode for all targets: an empty one starts at zero
                     value = operands[name]
                     assert value is not None and isinstance(value.elems, Affine)
                     inserted.zero(emit, value, (value.elems,), op.name)
@@ -111,7 +113,7 @@ class Backward:
                 self._give_reduced(v, g, shape, own, op.name)
 
     def _fill_missing(self, op: Operation, row: RowSpec, local: dict[str, Value]) -> None:
-        """Zeros for the gradients that a row reads and cannot leave out, of outputs that the loss does not use."""
+        """Zeros for gradients of unused outputs, if the row reads them and cannot leave them out."""
         words = self.emit.words[op]
         for o in row.reads:
             v = op.outputs.get(o.name[1:]) if o.name[0] == "d" else None
@@ -121,14 +123,14 @@ class Backward:
                 inserted.zero(self.emit, zeros, v.laid, op.name)
 
     def _first(self, v: Variable) -> bool:
-        """Whether this contribution may set the parameter's gradient (and remember that one has)."""
+        """Whether this contribution may set the parameter's gradient; later ones add."""
         if self.accumulate or v in self.written:
             return False
         self.written.add(v)
         return True
 
     def _give_reduced(self, v: Variable, g: Value, shape: Shape, own: Shape, label: str) -> None:
-        """Add a gradient of ``shape`` to ``v``'s, summed over the axes along which ``v``, of shape ``own``, was broadcast."""
+        """Add a gradient of ``shape`` to that of ``v``, summed over the axes along which ``v``, of shape ``own``, was broadcast."""
         padded = (1,) * (len(shape) - len(own)) + own
         axes = [i for i, (s, t) in enumerate(zip(shape, padded)) if s != t]
         if axes:
@@ -142,7 +144,7 @@ class Backward:
         self._give(v, g, label)
 
     def _give(self, v: Variable, g: Value, label: str) -> None:
-        """Record a contribution to the gradient of ``v`` (of its shape)."""
+        """Record a contribution, of the shape of ``v``, to its gradient."""
         target = self.parameter_gradient.get(v)
         if target is None:
             if v in self.needs:
@@ -153,7 +155,7 @@ class Backward:
             inserted.accumulate(self.emit, g, target, v.laid, label)
 
     def _total(self, v: Variable) -> Value | None:
-        """The gradient of ``v``: its contributions added up."""
+        """The gradient of ``v``: the sum of its contributions."""
         parts = self.contributions.pop(v, [])
         if not parts or v not in self.needs:
             return None

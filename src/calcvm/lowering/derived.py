@@ -14,9 +14,9 @@ from calcvm.ops.statement import Statement, Value
 
 @dataclass(frozen=True)
 class Derived:
-    """Statements that compute a gradient, in order, from sources that have the names of variables.
+    """Statements that compute a gradient, in order, from sources named after variables.
 
-    ones : gradients of the loss, and of what else a gradient is asked of, by themselves: 1.
+    ones : values that hold 1: gradients of the loss, and of other differentiated variables, with respect to themselves.
     """
 
     statements: tuple[Statement, ...]
@@ -28,8 +28,8 @@ class Derived:
 class Forward:
     """A path's forward.
 
-    sources : what it reads and does not compute; results of other paths are among them.
-    operations : those of the path, or others that do the same.
+    sources : variables that it reads and does not compute, including results of other paths.
+    operations : the operators of the path, or equivalent ones.
     """
 
     def __init__(self, path: Path, operations: list[Operation] | None = None):
@@ -53,12 +53,12 @@ class Forward:
 
     @property
     def ones(self) -> list[Value]:
-        """What is 1 where a gradient in the path begins."""
+        """The values that hold 1, the seeds of gradients in the path."""
         return [facts["symbol"] for facts in self.lowering.facts.state if facts["kind"] == "fill"]
 
 
 def derived(path: Path, parameter: Variable) -> Derived:
-    """What `lower` emits for the gradient of a path's loss by a parameter, and for what that reads.
+    """The statements that `lower` emits for the gradient of a path's loss by a parameter, with all their inputs.
 
     Results of other paths are sources.
     """
@@ -74,7 +74,7 @@ def derived(path: Path, parameter: Variable) -> Derived:
 
 
 def _needed(statements: list[Statement], target: Value) -> list[Statement]:
-    """Those that a value depends on."""
+    """The statements that a value depends on."""
     wanted, out = {target}, []
     for s in reversed(statements):
         if not wanted.isdisjoint(s.written_values):

@@ -16,10 +16,10 @@ from calcvm.ops.types import FLOAT, instance_of
 
 
 class Emitter:
-    """Collects values and statements of one program.
+    """Collects the values and statements of one program.
 
-    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.  Rows get the
-    scratch that speed wants.
+    Variables keep their names (``reserved``); an internal value whose name is taken gets a number.  Rows get the scratch
+    that is fastest.
     """
 
     def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
@@ -30,13 +30,13 @@ class Emitter:
         self._names, self._counts = set(reserved), dict[str, int]()
         self.env: dict[Variable, Value] = {}
         self.statements: list[Statement] = []
-        self.locals: dict[Operation, dict[str, Value]] = {}  # an operator's values by the spec's names
+        self.locals: dict[Operation, dict[str, Value]] = {}  # per operator: its values by the spec's names
         self.words: dict[Operation, dict[str, Any]] = {}
-        self.saved: set[Value] = set()  # what forwards write for backwards
+        self.saved: set[Value] = set()  # values that forwards write for backwards
         self.path = self.phase = ""
 
     def value(self, stem: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
-        """A value of lowering's own."""
+        """An internal value of lowering."""
         name = unique(stem, self._names, self._counts)
         self._names.add(name)
         return self._value(name, kind, elems if isinstance(elems, Piecewise) else affine(elems), **facts)
@@ -45,12 +45,12 @@ class Emitter:
         return self.value(stem, kind, numel(shape), shape=shape, **facts)
 
     def variable(self, v: Variable, kind: str, **facts: Any) -> None:
-        """The value of a variable; data are for Python what they are as they lie."""
+        """Create the value of a variable; for a placeholder, Python sees the data as stored."""
         shape, layout = (v.laid, "") if kind == "placeholder" else (v.shape, v.layout)
         self.env[v] = self._value(v.name, kind, numel(shape), shape=shape, layout=layout, type=self._type(v), **facts)
 
     def _type(self, v: Variable) -> str:
-        """The type of a variable; one of the program's own width is of its own float."""
+        """The type of a variable; the program's own dtype becomes its float type."""
         return FLOAT if v.type == self.dtype else v.type
 
     def _value(self, name: str, kind: str, elems: Extent, **facts: Any) -> Value:
@@ -66,7 +66,7 @@ class Emitter:
         label: str,
         shifts: Mapping[str, int] | None = None,
     ) -> Statement:
-        """Append a row; scratch operands get values of their own."""
+        """Append a row; each scratch operand gets its own value."""
         spec = self._instance(ROWS[spec] if isinstance(spec, str) else spec, operands)
         known = {name: words[name] for name in spec.given} | self._on
         named = dict(operands)
@@ -96,7 +96,7 @@ class Emitter:
     def elementwise(
         self, spec: str, shape: Shape, operands: Mapping[str, Value], label: str, **words: Any
     ) -> Statement:
-        """A row over all elements of ``shape``, shared by its leading dimension."""
+        """A row over all elements of ``shape``; workers share its leading dimension."""
         return self.row(spec, {**rows_cols(shape), **words}, operands, label)
 
     def forward(self, op: Operation) -> None:

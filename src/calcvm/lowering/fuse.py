@@ -1,8 +1,12 @@
 """Fusion: fewer rows and fewer passes over memory, with the same results.
 
 Before autodiff, on operators: a product and the addition of a bias become one (``BIAS`` in `calcvm.ops.contraction`).
-After it, on statements: what can be an epilogue of the row that makes what it reads is done there (`calcvm.ops.epilogues`):
-activations, their derivatives, additions, normalization by what is known.
+After it, on statements: a row becomes an epilogue of the row that produces its input, if it can (`calcvm.ops.epilogues`).
+Epilogues are activations, their derivatives, additions, and normalization by known statistics.
+
+If the derivative of an activation reads its input, the activation is fused in inference only.  Weights are not scaled by a
+normalization beforehand, as other frameworks do.  So inference follows training at once and has the bits of the unfused rows
+(`tests/test_epilogues.py`).
 """
 
 from __future__ import annotations
@@ -50,9 +54,9 @@ def _bias_of(op: Operation) -> tuple[Operation, Variable] | None:
 
 
 def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statement]:
-    """Do rows in those that make what they read, where nothing else reads it."""
+    """Merge rows as epilogues into the rows that produce their input, if nothing else reads it."""
     readers = Counter(v for s in statements for v in s.read_values)
-    hosts: dict[Value, tuple[int, int]] = {}  # by result: where the row is, the first kind that it can still do
+    hosts: dict[Value, tuple[int, int]] = {}  # by result: the row's place, its next kind of epilogue
     rows = _Rows(statements)
     out = rows.out
     for i, s in enumerate(statements):
@@ -78,7 +82,7 @@ def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statem
 
 
 def _result(s: Statement) -> str:
-    """The operand that epilogues complete: the first that the row writes."""
+    """The operand on which epilogues work: the first that the row writes."""
     return s.spec.writes[0].name
 
 
@@ -89,7 +93,7 @@ def _made(s: Statement) -> Value:
 
 
 def _completed(host: Statement, s: Statement, by: Epilogue) -> Statement | None:
-    """The row ``host`` that does ``s`` as well; None: an operand is not of the size that it must be, or not a whole value."""
+    """The row ``host`` with ``s`` as an epilogue; None if an operand has the wrong size, or is not a whole value."""
     result = _result(host)
     of = {result: _result(s), **dict(by.operands)}
     if host.shifts or s.shifts or s.extents[by.reads] != host.extents[result]:
@@ -102,7 +106,11 @@ def _completed(host: Statement, s: Statement, by: Epilogue) -> Statement | None:
 
 
 def _place(host: Statement, rows: _Rows, k: int, i: int, s: Statement) -> int | None:
-    """Where both may be one: 0 if nothing between writes what ``s`` reads, 1 if nothing writes what ``host`` reads or reads what it writes."""
+    """The place of the merged row: 0, that of ``host``, or 1, that of ``s``; None if neither is possible.
+
+    0 requires that no row in between writes an input of ``s``.  1 requires that none writes an input or result of ``host``,
+    or reads its result.
+    """
     if not rows.any_writes(s.read_values, k, i):
         return 0
     made = host.written_values
@@ -111,9 +119,9 @@ def _place(host: Statement, rows: _Rows, k: int, i: int, s: Statement) -> int | 
 
 
 class _Rows:
-    """Statements under fusion, by place, and who of them touches a value.
+    """Statements under fusion, by place, with the readers and writers of each value.
 
-    out : None where a row has become part of another.
+    out : the statements; None in place of a row that was merged into another.
     """
 
     def __init__(self, statements: list[Statement]):
@@ -124,7 +132,7 @@ class _Rows:
             self.put(i, s)
 
     def put(self, i: int, s: Statement) -> None:
-        """A statement at a place; what was there is still listed, and not found."""
+        """Put a statement at a place; a previous one stays in the lists, but lookups skip it."""
         self.out[i] = s
         for values, touching in ((s.read_values, self.readers), (s.written_values, self.writers)):
             for v in values:

@@ -1,4 +1,4 @@
-"""Rows that lowering inserts, which no operator of the graph asks for: the one place that names them."""
+"""Rows that lowering inserts without an operator of the graph; only this module names them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int]
 
 
 def as_seen(emit: Emitter, v: Variable) -> Value:
-    """A variable's elements in the order in which users see them."""
+    """A variable's elements in the order that users see."""
     spec, axes = OPS["transpose"], between(v.layout, "", v.rank)
     y = emit.tensor(v.name, "activation", v.shape, type=emit.env[v].type)
     emit.row(spec.fwd[0], spec.words({"x": v.laid}, {"axes": axes}), {"x": emit.env[v], "y": y}, v.name)
@@ -53,7 +53,7 @@ def as_seen(emit: Emitter, v: Variable) -> Value:
 
 # ---------------------------------------------------------------- random numbers
 def advance(emit: Emitter, rng: Variable) -> None:
-    """The next numbers of a generator."""
+    """Advance a random generator."""
     emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
 
 
@@ -84,7 +84,7 @@ def clip_value(emit: Emitter, p: Variable, g: Value, hyper: Value) -> None:
 
 
 def sums_of_squares(emit: Emitter, p: Variable, g: Value, sums: Value, at: int) -> int:
-    """A sum of squares for each row of p's gradient, from element ``at`` of ``sums`` on; returns the next element."""
+    """One sum of squares per row of p's gradient, from element ``at`` of ``sums`` on; returns the next element."""
     words = leading(p.laid)
     emit.row("sumsq", words, {"g": g, "s": sums}, p.name, shifts={"s": at})
     return at + affine(words["rows"]).b

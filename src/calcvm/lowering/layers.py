@@ -1,4 +1,4 @@
-"""What a path computes, layer by layer, as its operators declare it: before fusion, which makes one row of several."""
+"""A summary of a path, layer by layer, from its operators before fusion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calcvm.ops.types import BYTES, dtype_of
 
 
 class Line:
-    """A layer, or an operator that is of none: the shape of what it makes, elements of parameters, its forward rows."""
+    """A layer, or an operator outside of layers: its output shape, number of parameters, and forward rows."""
 
     def __init__(self, name: str, shape: Shape):
         self.name, self.shape = name, shape
@@ -21,7 +21,7 @@ class Line:
         self.rows: list[Statement] = []
 
     def at(self, batch: int, dtype: str) -> list[Any]:
-        """For a program's facts: name, shape, parameters, FLOPs and bytes of a batch; each operand is counted once a row."""
+        """For a program's facts: name, shape, parameters, FLOPs and bytes of a batch; each operand counts once per row."""
         flops = sum(int(evaluate(s.spec.flops, s.words_at(batch))) for s in self.rows)
         operands = ((s.operands[name], n) for s in self.rows for name, n in s.extents.items())
         moved = sum(n.at(batch) * BYTES[dtype_of(v.type, dtype)] for v, n in operands if v is not None)
@@ -29,10 +29,11 @@ class Line:
 
 
 def lines_of(path: Path, operations: Sequence[Operation]) -> tuple[list[Line], dict[str, Line]]:
-    """Lines of a path in the order in which it was built, and by what labels of rows name: operators, or what they make.
+    """The lines of a path in the order of its construction, and a mapping from the labels of rows to lines.
 
-    operations : those that make the path's output; layers that have others alone are left out.  A parameter is counted
-    where it is read first.
+    A label is the name of an operator or of its result.  A parameter counts for its first reader.
+
+    operations : the operators that compute the path's output; layers without any of them are left out.
     """
     others = {op.layer for op in path.operations} - {op.layer for op in operations}
     place = {op.name: i for i, op in enumerate(path.operations, 1)}

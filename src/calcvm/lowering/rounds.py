@@ -1,11 +1,16 @@
-"""What a result of a batch is over its samples: how rounds, each of a part of them, can be put together.
+"""How a result depends on the samples of a batch, so that rounds, each with a part of the batch, can be combined.
 
-Of each variable it is found out, from the placeholders on, whether it is the same for any batch, has a part for each
-sample that depends on no other sample, or is a mean, or a sum, over samples of what depends on each alone.  Means of rounds
-add up, each times its share of the samples, and so do sums; all else of a batch is none of these.
+This module puts each variable, from the placeholders on, into a class:
 
-A value that has parts for samples lies in memory as (outer, B, inner): views and transpositions leave it so or change the
-numbers, and what two such values make meets sample by sample only where they are laid alike.
+- the same for any batch;
+- one part per sample, which depends on no other sample;
+- a mean, or a sum, over samples of such parts;
+- another function of the batch.
+
+Means of rounds combine weighted by their share of the samples, and sums add up.  Other functions cannot be combined.
+
+A value with one part per sample lies in memory as (outer, B, inner).  Views and transpositions keep this form or change the
+numbers.  An operator on two such values works sample by sample only if both have the same numbers.
 """
 
 from __future__ import annotations
@@ -25,11 +30,11 @@ SAME, SAMPLES, MEAN, SUM, OTHER = "same", "samples", "mean", "sum", "other"
 
 @dataclass(frozen=True)
 class Over:
-    """What a value is over the samples of a batch.
+    """How a value depends on the samples of a batch.
 
-    what : the same for any batch, of samples (outer, B, inner), a mean, a sum, or another function of them.
-    added : of samples, a mean has been added to each.
-    why : another function: made by which operator.
+    what : the same for any batch, one part per sample (outer, B, inner), a mean, a sum, or another function.
+    added : for SAMPLES: a mean was added to each part.
+    why : for OTHER: the operator that made it so.
     """
 
     what: str
@@ -41,7 +46,7 @@ class Over:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The axis of a shape in which the samples are, as (outer, B, inner) of it."""
+    """The axis of a shape that contains the samples, and the (outer, B, inner) form of this axis."""
 
     at: int  # from the last one: -1, -2, ...
     outer: int
@@ -54,7 +59,7 @@ LINEAR = frozenset(
     "stop_gradient".split()
 )
 ELEMENTWISE = ("unary", "binary", "ternary")  # categories of operators
-# A sample's result is of that sample, along the axes that no rule below names.  Statistics of a batch are those of a round.
+# Operators whose result for a sample depends on that sample only.  Statistics of a batch are computed per round.
 BY_SAMPLE = frozenset(
     "conv conv_transpose avg_pool max_pool lp_pool global_avg_pool global_max_pool adaptive_avg_pool adaptive_max_pool upsample "
     "pad local_response_norm group_norm instance_norm batch_norm batch_norm_inference center crop dropout_mask".split()
@@ -62,13 +67,13 @@ BY_SAMPLE = frozenset(
 
 
 class Rounds:
-    """What variables of a graph are over the samples of a batch."""
+    """How the variables of a graph depend on the samples of a batch."""
 
     def __init__(self) -> None:
         self._known: dict[Variable, Over] = {}
 
     def of(self, v: Variable) -> Over:
-        """What a variable is (without recursion: graphs are deep)."""
+        """Classify a variable (without recursion: graphs are deep)."""
         todo = [v]
         while todo:
             v = todo[-1]
@@ -83,7 +88,7 @@ class Rounds:
         return self._known[v]
 
     def totals(self, v: Variable) -> list[Variable] | None:
-        """The means and sums of a batch that a number is a function of; None: it is a function of samples."""
+        """The means and sums of a batch of which a number is a function; None if it depends on single samples."""
         found, todo = dict[Variable, None](), [v]
         seen = {v}
         while todo:
@@ -113,7 +118,7 @@ class Rounds:
 
 
 def _checked(op: Operation, y: Variable, over: Over) -> Over:
-    """Samples only where a result has them at every batch, and only there."""
+    """Replace a class by OTHER if it contradicts the shape: a result has samples if and only if B is in its shape."""
     has = any(n.a for n in y.laid)
     if over.what != OTHER and (has != (over.what == SAMPLES) or any(n.a and n.b for n in y.laid)):
         return Over(OTHER, why=f"{op.spec.name} ({op.name})")
@@ -134,7 +139,7 @@ def _size(shape: Shape) -> int:
 
 
 def _axis(over: Over, shape: Shape) -> _Axis | None:
-    """Where the samples are in a shape; None: they are in no axis by themselves."""
+    """The axis of a shape that contains the samples; None if they do not form part of one axis."""
     at = next((i for i, n in enumerate(shape) if n.a), None)
     if at is None:
         return None
@@ -145,13 +150,13 @@ def _axis(over: Over, shape: Shape) -> _Axis | None:
 
 
 def _along(axis: _Axis, shape: Shape, added: bool = False) -> Over:
-    """Samples in an axis of a shape."""
+    """The class of a value with samples in an axis of a shape."""
     at = len(shape) + axis.at
     return Over(SAMPLES, axis.outer * _size(shape[:at]), axis.inner * _size(shape[at + 1 :]), added)
 
 
 def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
-    """What an operator makes of inputs that are not all the same for any batch; None: another function."""
+    """The class of an operator's result, if some input depends on the batch."""
     name, shapes = op.spec.name, op.laid
     if op.spec is GRADIENT:
         return _gradient(inputs)
@@ -223,7 +228,7 @@ OTHER_ = Over(OTHER)
 
 
 def _of_totals(op: Operation, inputs: dict[str, Over], kinds: set[str]) -> Over:
-    """Of means and sums, and what is the same for any batch."""
+    """The class of a result of means, sums, and values that are the same for any batch."""
     name, totals = op.spec.name, kinds - {SAME}
     if len(totals) > 1:
         return OTHER_
@@ -242,12 +247,12 @@ def _of_totals(op: Operation, inputs: dict[str, Over], kinds: set[str]) -> Over:
 
 
 def _product(op: Operation, inputs: dict[str, Over], placed: dict[str, _Axis], y: Shape) -> Over:
-    """Of a matrix product: of the samples of one factor, or over those of both."""
+    """The class of a matrix product, with samples in one factor or in both."""
     first, second = op.spec.inputs[:2]
     if any(o.what in (MEAN, SUM) for o in inputs.values()):
         return OTHER_
     turned = {first: op.attrs.get("transpose_a", False), second: op.attrs.get("transpose_b", False)}
-    # of each factor the axis as of (..., rows, columns)
+    # per factor, the axis in the form (..., rows, columns)
     axes = {
         slot: replace(axis, at=-3 - axis.at if turned.get(slot) and axis.at >= -2 else axis.at)
         for slot, axis in placed.items()
@@ -268,7 +273,7 @@ def _product(op: Operation, inputs: dict[str, Over], placed: dict[str, _Axis], y
 
 
 def _of_classes(op: Operation, inputs: dict[str, Over], placed: dict[str, _Axis]) -> Over:
-    """Of scores whose last axis has the classes, and labels or a number for each class."""
+    """The class of a result of scores, whose last axis has the classes, and labels or one number per class."""
     scores, labels = op.spec.inputs[:2]
     if len(placed) != 2 or any(o.added for o in inputs.values()):
         return OTHER_
@@ -283,7 +288,7 @@ def _of_classes(op: Operation, inputs: dict[str, Over], placed: dict[str, _Axis]
 
 
 def _of_equation(op: Operation, placed: dict[str, _Axis], kinds: set[str], added: bool) -> Over:
-    """Of an operator that is an equation: where one index alone goes along the samples."""
+    """The class of an operator given by an equation, if exactly one index runs over the samples."""
     spec: Any = op.spec
     along = {spec.indexes[slot][axis.at] for slot, axis in placed.items()}
     alike = {(axis.outer, axis.inner) for axis in placed.values()}
@@ -297,7 +302,7 @@ def _of_equation(op: Operation, placed: dict[str, _Axis], kinds: set[str], added
 
 
 def _gradient(inputs: dict[str, Over]) -> Over:
-    """dy/dx, of all elements of y."""
+    """The class of dy/dx, summed over all elements of y."""
     y, x = inputs["y"], inputs["x"]
     if y.added or x.added or x.what not in (SAME, SAMPLES):
         return OTHER_
@@ -307,7 +312,7 @@ def _gradient(inputs: dict[str, Over]) -> Over:
 
 
 def _shared_by_rows(op: Operation) -> bool:
-    """Whether workers share an operator by its leading axis, so that each reads only its own samples of what has any."""
+    """Whether workers share an operator along its leading axis, so that each reads its own samples only."""
     with_samples = {slot for slot, shape in op.laid.items() if any(n.a for n in shape)}
     operands = [o for row in op.spec.fwd for o in row.operands if o.name in with_samples or o.writes]
     return bool(operands) and all(o.part == "rows" for o in operands)

@@ -1,4 +1,9 @@
-"""From a graph to statements in sections: forward, loss, backward, optimize, end_round of each path."""
+"""From a graph to statements, in the sections forward, loss, backward, optimize and end_round of each path.
+
+An update of a large parameter comes directly after the last row that reads the parameter or touches its gradient: DeepDSL's
+inlining, one row later.  Clipping by the norm needs all gradients at once, and forbids it.  Parameters with the same factors of
+learning rate and decay share a copy of the hyperparameters and lie side by side, so their updates become one row.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +31,36 @@ from calcvm.ops.types import FLOAT
 from calcvm.optim import Sampled
 
 # Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
-# storage dies early; smaller ones are updated together at the end, where their rows merge into one.
-# A MobileNetV2 of batch 1 takes 70.3 MB; with 16384 elements 70.6, and a GoogLeNet 54.2, not 53.9.
+# storage dies early.  Smaller ones are updated together at the end, where their rows merge into one.
+# A MobileNetV2 of batch 1 takes 70.3 MB (with 16384 elements 70.6), a GoogLeNet 53.9 (54.2).
 LARGE_PARAMETER = 5120
-WHOLE = {"float32": 1 << 24, "float64": 1 << 53}  # up to which a type has every whole number
+WHOLE = {"float32": 1 << 24, "float64": 1 << 53}  # a type represents all integers up to this one
 
 
 @dataclass
 class Facts:
-    """What the program must know about the graph, beside its rows; JSON-able but for ``constants``, values and lines.
+    """Facts of the graph for the program, besides its rows; JSON-able except ``constants``, values and lines.
 
-    Keys are names that the user knows: of variables and of paths.  What lies in the heap is a `Value`, for which
-    assembling puts its number among the program's symbols (None: it has no cells).
+    Keys are names that the user knows, of variables and paths.  Cells are referred to by a `Value`, which assembling
+    replaces by its number among the program's symbols (None: it has no cells).
 
-    variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
-        view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels, with the number beside them that is "ignored"; of a view the "layout", where
-        it takes its symbol's cells to lie otherwise; of a number that is no mean over the samples what it is "over" them (`calcvm.lowering.rounds`), and of
-        another function than a sum "why" and of which "totals"; whether it is "inner", kept for that alone.
-    parameters : "init" and "trainable"; their order chooses their random numbers.
+    variables : per variable its "symbol", "shape" and "kind", and the "path" and "phase" that compute it; "of", the variable
+        that it is a view of (itself if it is none, or is copied for users); "unreadable", the reason if it cannot be read;
+        "classes", the number of classes of labels, and the "ignored" label; for a view that reads its symbol's cells in another
+        layout, that "layout".  For a number that is no mean over the samples, "over" says what it is (`calcvm.lowering.rounds`);
+        if it is not a sum either, "why", and the "totals" that it is a function of.  "inner": it is kept for such a number only.
+    parameters : "init" and "trainable"; their order determines their random numbers.
     buffers : "init".
-    state : what each "symbol" of the optimizers, counters and constants starts with.
-    paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
-        results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
-        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", factors of the learning rate ("rates"), and parameters
-        that the weight decay spares ("no_decay").
-    layers : of each path, for people; in a program what `Line.at` says of its largest batch.
+    state : the initial value of each "symbol" of optimizers, counters and constants.
+    paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and results of other
+        paths; its "output" (of several the first, and all as "outputs").  For a path that trains also its "loss",
+        "optimizer", "hyper" and "seed", the parameters' "moments" and "gradients", factors of the learning rate ("rates"),
+        and parameters without weight decay ("no_decay").
+    layers : the lines of each path, for printing; in a program the result of `Line.at` for its largest batch.
     called : names of layers, and the variables that they make.
-    adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
-        ("of"; None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all), and whether the data have
-        their channels last.
+    adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): "of", the placeholder with these
+        data (None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all),
+        and whether the data have "channels_last".
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -77,16 +83,16 @@ def lower(
     accumulate: bool = True,
     keep: Iterable[str] = (),
 ) -> tuple[Lowered, Facts]:
-    """Statements of a graph, and the facts a program carries.
+    """The statements of a graph, and the facts for its program.
 
     Parameters
     ----------
     dtype : "float32" or "float64"
         Type of the heap's elements.
     workers : int
-        The largest team that will run it: scratch is sized for it.
+        The largest team that will run the program; scratch is sized for it.
     accumulate : bool
-        Several rounds of forward and backward may precede an optimize: gradients persist and add up.
+        Whether several rounds of forward and backward may precede an optimize (gradients persist and add up).
         Otherwise a step is one round, and large parameters are updated inside the backward.
     keep : names of variables whose values must stay readable after a step.
 
@@ -99,7 +105,7 @@ def lower(
 
 
 class Lowering:
-    """A lowering under way: of all paths (`run`), or of what `calcvm.lowering.derived` asks for."""
+    """A lowering in progress: of all paths (`run`), or of the part that `calcvm.lowering.derived` needs."""
 
     def __init__(self, graph: CalcGraph, emit: Emitter, accumulate: bool, keep: set[str]):
         self.graph, self.accumulate = graph, accumulate
@@ -109,16 +115,16 @@ class Lowering:
         unknown = keep - {*graph.variables, *self.layers}
         if unknown:
             raise CalcError(f"keep: no variable and no layer is called {sorted(unknown)[0]!r}")
-        self.rounds = Rounds()  # what variables are over the samples of a batch
-        self.inner: set[Variable] = set()  # kept for figures that are functions of them
+        self.rounds = Rounds()  # how variables depend on the samples of a batch
+        self.inner: set[Variable] = set()  # kept only for figures that are functions of them
         self.kept = self._kept(keep)
-        self.readable: set[Variable] = set()  # what kept results are shapes of
-        self.phase: dict[Variable, str] = {}  # in which results are computed
-        self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
-        self.lines: dict[str, Line] = {}  # by what labels of rows name
+        self.readable: set[Variable] = set()  # the roots of kept results
+        self.phase: dict[Variable, str] = {}  # the phase that computes a result
+        self.shown: dict[Variable, Value] = {}  # copies of outputs whose storage order is not the user's
+        self.lines: dict[str, Line] = {}  # by label of rows
 
     def _kept(self, keep: set[str]) -> set[Variable]:
-        """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
+        """Results that stay readable: named ones, losses, outputs, results without a reader, and inputs of other paths."""
         kept = {self.layers[n] if n in self.layers else self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
             kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
@@ -129,9 +135,9 @@ class Lowering:
         return kept | self.inner
 
     def _totals(self, v: Variable) -> list[Variable]:
-        """The means and sums over samples that a kept result, if it may be a figure, is another function of.
+        """The means and sums over samples of which a kept result is a function, if it may be a figure.
 
-        Of a loss that is trained, which every step computes, those that are numbers alone.
+        A trained loss, which every step computes, has totals only if all of them are single numbers.
         """
         if v.path is None or numel(v.shape) != 1 or v.type != FLOAT or self.rounds.of(v).what != OTHER:
             return []
@@ -169,7 +175,7 @@ class Lowering:
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
 
     def _without_unread(self, statements: list[Statement]) -> list[Statement]:
-        """Forward rows leave out what they may of what is saved for a backward that does not read it."""
+        """Remove saved values that no backward reads: drop the operand if it is optional, the row if nothing else is written."""
         unread = self.emit.saved - {v for s in statements for v in s.read_values}
         out = []
         for s in statements:
@@ -181,7 +187,7 @@ class Lowering:
         return out
 
     def _order(self) -> list[Path]:
-        """The paths, each after those whose results it reads."""
+        """The paths, each after the paths whose results it reads."""
         order: dict[Path, None] = {}
 
         def read_by(path: Path) -> Iterator[Path]:
@@ -197,7 +203,7 @@ class Lowering:
                     names = [p.name for p in behind]
                     names = names[names.index(needed.name) :] + [needed.name]
                     raise CalcError(
-                        f"paths read each other's results ({' -> '.join(names)}): move operators to a path of their own"
+                        f"paths read each other's results ({' -> '.join(names)}): move operators to a separate path"
                     )
                 if needed is None:
                     order[path] = None
@@ -262,7 +268,7 @@ class Lowering:
             facts["layout"] = v.layout
 
     def _root(self, v: Variable) -> Variable:
-        """The variable that it is another shape of: not one whose value it has because both are computed alike."""
+        """The variable of which it is another shape, but not one that merely shares its value because both compute the same."""
         while (op := v.producer) is not None and (op.spec.view or op.spec.casts):
             x = op.inputs[op.spec.inputs[0]]
             if self.emit.env.get(x) is not self.emit.env.get(v):
@@ -271,7 +277,7 @@ class Lowering:
         return v
 
     def _over(self, v: Variable) -> dict[str, Any]:
-        """What a number is over the samples of a batch, where it is no mean."""
+        """How a number depends on the samples of a batch, if it is no mean."""
         over = self.rounds.of(v)
         if over.what in (SAME, MEAN):
             return {}
@@ -281,11 +287,11 @@ class Lowering:
         return {"over": OTHER, "why": over.why, "totals": {t.source.name: self.rounds.of(t).what for t in totals}}
 
     def _value(self, v: Variable) -> Value | None:
-        """What a variable is read from."""
+        """The value from which a variable is read."""
         return self.shown.get(v, self.emit.env.get(v))
 
     def _labels(self) -> dict[Variable, tuple[int, int | None]]:
-        """Of integer labels: how many classes their operators allow, where that is a number, and one more number that all ignore."""
+        """For integer labels: the number of classes that their operators allow, if it is constant, and the label that all ignore."""
         found: dict[Variable, tuple[int, int | None]] = {}
         for op, words in self.emit.words.items():
             for operand in dict.fromkeys(o for row in op.spec.fwd for o in row.operands if o.below):
@@ -295,7 +301,7 @@ class Lowering:
                 if isinstance(limit, Affine) and limit.constant:
                     if v.kind == "placeholder" and v.type == FLOAT and limit.b > (most := WHOLE[self.emit.dtype]):
                         raise CalcError(
-                            f"{v.name!r} holds numbers below {limit.b:,}, and {self.emit.dtype} not all of them above {most:,}: "
+                            f"{v.name!r} holds numbers below {limit.b:,}, and {self.emit.dtype} does not represent all above {most:,}: "
                             f"make it g.placeholder({v.name!r}, ..., dtype='int64')"
                         )
                     least, other = found.get(v, (limit.b, ignored))
@@ -316,7 +322,7 @@ class Lowering:
             if wanted:
                 read += [v.source for v in path.outputs]
             needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
-            if phase == "forward":  # once a path: its backward draws the same numbers again
+            if phase == "forward":  # once per path: its backward draws the same numbers again
                 for v in dict.fromkeys(v for op in operations for v in op.inputs.values() if v.kind == "state"):
                     if v.init["kind"] == "rng":
                         inserted.advance(emit, v)
@@ -351,20 +357,20 @@ class Lowering:
             self._backward(path, operations, facts)
 
     def operations(self, path: Path) -> tuple[list[Operation], set[Variable]]:
-        """Operators that become the path's rows, and those of their results that its forward computes."""
+        """The operators that become the path's rows, and the results that its forward computes."""
         operations = fuse_bias(path, self.kept)
         before_loss = self._ancestors(operations, path.outputs) if path.outputs else operations
         forward = {v for op in before_loss for v in op.outputs.values()}
         return simplified(operations, forward), forward
 
     def _outputs(self, path: Path) -> Iterable[Variable]:
-        """What the path makes of all paths' outputs, and of its own what no path makes but placeholders."""
+        """Outputs of any path that this path computes, and its own outputs, without placeholders and results of other paths."""
         of_others = [v for p in self.graph.paths.values() for v in p.outputs if v.path is path]
         return dict.fromkeys([*of_others, *(v for v in path.outputs if not self._outside(v, path))])
 
     @staticmethod
     def _check_buffers(path: Path, operations: list[Operation]) -> None:
-        """Refuse backwards that would read a buffer as the forward has left it, and not as it has read it."""
+        """Refuse a backward that reads a buffer which its forward has already updated."""
         updated = {op.inputs[n] for op in operations for n in op.spec.updates}
         for op in operations:
             for n in op.spec.bwd_reads:
@@ -377,7 +383,7 @@ class Lowering:
 
     @staticmethod
     def _outside(v: Variable, path: Path) -> bool:
-        """Whether ``path`` reads ``v`` as it finds it: a placeholder, or a result of another path."""
+        """Whether ``v`` is an input of ``path``: a placeholder, or a result of another path."""
         return v.kind == "placeholder" or (v.kind == "result" and v.path is not path)
 
     @staticmethod
@@ -390,7 +396,7 @@ class Lowering:
         return out
 
     def gradient(self, op: Operation, operations: list[Operation]) -> None:
-        """Rows of a gradient that the graph asks for, where it stands."""
+        """The rows of a gradient operator of the graph."""
         y, x, dx = op.inputs["y"], op.inputs["x"], op.outputs["dx"]
         self._check_buffers(self.graph.paths[self.emit.path], operations)
         seed = self.emit.value(f"{op.name}.seed", "state", 1, persistent=True)
@@ -421,7 +427,7 @@ class Lowering:
         states = {p: self._optimizer_state(p, opt) for p in trained}
         factors = self._schedule_table(path, opt)
         update = _Update(emit, path, hyper, factors, backward.parameter_gradient, states)
-        if not self.accumulate:  # early: the updates do not wait for what it divides
+        if not self.accumulate:  # tick early, so that the updates do not wait for its divisions
             behind = emit.statements[start:]
             del emit.statements[start:]
             update.tick()
@@ -451,7 +457,7 @@ class Lowering:
             facts["no_decay"] = [*path.no_decay]
 
     def _schedule_table(self, path: Path, opt: Any) -> Value | None:
-        """What a schedule that is a table says, in the heap."""
+        """The value in the heap with the factors of a tabulated schedule."""
         if not isinstance(opt.schedule, Sampled):
             return None
         factors = np.array(opt.schedule.factors)
@@ -486,7 +492,7 @@ class _Update:
         self.emit, self.opt, self.hyper, self.table = emit, path.optimizer, hyper, table
         self.gradients, self.states = gradients, states
         self.group = {p: (path.rates.get(p.name, 1.0), p.name not in path.no_decay) for p in gradients}
-        self.hypers = {(1.0, True): hyper}  # of each group of parameters
+        self.hypers = {(1.0, True): hyper}  # per group of parameters
 
     def tick(self) -> None:
         inserted.tick(self.emit, self.hyper, self.opt.schedule_code)
@@ -496,7 +502,7 @@ class _Update:
             self._scale()
 
     def _scale(self) -> None:
-        """Hyperparameters of each group, by its factor of the learning rate and whether it decays, when the others are final."""
+        """Emit the hyperparameters of each group, by its rate factor and decay, once the common ones are final."""
         for rate, decays in dict.fromkeys(self.group.values()):
             if (rate, decays) in self.hypers:
                 continue
@@ -508,7 +514,7 @@ class _Update:
                 inserted.decay_scale(self.emit, scaled, 0.0)
 
     def prepare(self, p: Variable) -> None:
-        """Regularizer and clipping by value of one final gradient."""
+        """Apply the regularizer and clipping by value to one final gradient."""
         g, r = self.gradients[p], p.regularizer
         if r is not None:
             inserted.penalty(self.emit, p, g, r)
@@ -530,7 +536,7 @@ class _Update:
             self.update(p)
 
     def _clip_norm(self, parameters: list[Variable]) -> None:
-        """One partial sum of squares a row of each gradient, in one array; then the common scale."""
+        """One partial sum of squares per row of each gradient, in one array; then the common scale."""
         n = sum(p.laid[0].b if p.shape else 1 for p in parameters)
         sums, at = self.emit.value("clip.sumsq", "workspace", n), 0
         for p in parameters:
@@ -538,7 +544,7 @@ class _Update:
         inserted.clip_norm(self.emit, sums, n, self.hyper)
 
     def inline(self, parameters: Collection[Variable], start: int) -> None:
-        """Update parameters, each right after the last row that reads it or touches its gradient."""
+        """Update each parameter right after the last row that reads it or touches its gradient."""
         out = self.emit.statements
         last = {v: i for i in range(start, len(out)) for v in out[i].operands.values()}
         after: dict[int, list[Statement]] = {}
@@ -553,7 +559,7 @@ class _Update:
 
 
 def _ignoring(labels: Variable) -> tuple[Variable, int | None]:
-    """Labels of which one number is replaced, and that number: of `calcvm.functions.counting`; others as they are, and None."""
+    """The original labels and the ignored one, if `calcvm.functions.counting` replaced it; else the labels and None."""
     op = labels.producer
     if op is None or op.spec.name != "where" or (test := op.inputs["c"].producer) is None:
         return labels, None
@@ -565,7 +571,7 @@ def _ignoring(labels: Variable) -> tuple[Variable, int | None]:
 
 
 def _uncast(v: Variable) -> Variable:
-    """What has the same numbers as a variable, and was there before casts that keep them."""
+    """The variable before casts that preserve its numbers."""
     while (op := v.producer) and op.spec.casts and _keeps(op.inputs["x"].type, op.outputs["y"].type):
         v = op.inputs["x"]
     return v.source

@@ -1,8 +1,14 @@
-"""Simplification: what has been computed is not computed again, and what changes nothing is no row.
+"""Simplification: drop operators that repeat a computation or change nothing.
 
-On a path's operators, after products have taken their biases and before autodiff.  An operator that is left out becomes a view of the
-result that has its numbers, to the bit and whatever they are, so that autodiff, facts and names need not know.  Equal parts have one
-gradient, of the sum of what comes to them.
+It works on a path's operators, after products have taken their biases and before autodiff.  A dropped operator becomes a view of
+the result with the same numbers, to the bit, for any input.  So autodiff, facts and names are not affected.  Equal expressions
+share one gradient, the sum of their contributions.
+
+A shared gradient rounds differently, neither better nor worse.  Of 120 float32 gradients 50 came closer to those in float64 and
+70 less close, with a mean error of 9.86e-7 instead of 9.83e-7.
+
+Some pairs only look equal: ``x @ W + b`` and ``x @ W`` (a linear row begins its sums with b), ``h*a + b`` and h (-0.0 may
+become 0.0), ``h*2*3`` and ``h*6`` (two roundings), ``h*0`` and 0 (NaN if h is not finite).
 """
 
 from __future__ import annotations
@@ -17,16 +23,16 @@ from calcvm.graph import Operation, Variable
 from calcvm.ops import OPS
 from calcvm.ops.gradient import GRADIENT
 
-# Of what they give they make the same again.
+# f(f(x)) = f(x)
 IDEMPOTENT = frozenset({"abs", "ceil", "clip", "floor", "relu", "relu6", "round", "sign"})
-UNSIGNED = frozenset({"abs", "exp", "sigmoid", "square"})  # whose 0 is no -0.0
-PLAIN = frozenset({bool, int, float, str, type(None)})  # of which equal texts are equal values
+UNSIGNED = frozenset({"abs", "exp", "sigmoid", "square"})  # never give -0.0
+PLAIN = frozenset({bool, int, float, str, type(None)})  # types whose values are equal if their texts are
 
 
 def simplified(operations: Iterable[Operation], forward: AbstractSet[Variable]) -> list[Operation]:
-    """Operators of a path, with a view in place of each that another has the result of.
+    """The operators of a path, with a view in place of each whose result exists already.
 
-    forward : results of the path's forward; those of its loss are computed apart.
+    forward : results of the path's forward; those of its loss are not shared with them.
     """
     operations = [*operations]
     simplification = _Simplification(operations, forward)
@@ -34,16 +40,16 @@ def simplified(operations: Iterable[Operation], forward: AbstractSet[Variable]) 
 
 
 def passing(op: Operation) -> tuple[str, ...]:
-    """Inputs whose gradient is the result's as it is."""
+    """Inputs whose gradient is the unchanged gradient of the result."""
     return (*op.spec.passes, *op.spec.inputs) if op.spec.name == "affine" and op.attrs["a"] == 1 else op.spec.passes
 
 
 class _Simplification:
     """
-    alone : variables that gradients are taken with respect to: of an equal one the gradient is another.
-    same : for each result that is left out the one in its place.
-    known : results by what they are computed from.
-    updates : how often buffers have been updated, in each section.
+    alone : variables with respect to which gradients are taken: an equal variable has a different gradient.
+    same : for each dropped result, the one in its place.
+    known : results by the key of their computation.
+    updates : number of updates per section and buffer.
     """
 
     def __init__(self, operations: Iterable[Operation], forward: AbstractSet[Variable]):
@@ -67,15 +73,15 @@ class _Simplification:
         self.same[y] = x
         return Operation(OPS["reshape"], {"x": x}, {"y": y}, {"x": x.laid, "y": y.laid}, {}, {}, op.name, op.layer)
 
-    # ------------------------------------------------------------ the same again
+    # ------------------------------------------------------------ repeated computations
     def _key(self, op: Operation, y: Variable) -> Hashable:
-        """Equal for operators that compute the same."""
+        """A key, equal for operators that compute the same."""
         here = y in self.forward
         inputs = tuple([(slot, self._number(v, here)) for slot, v in op.inputs.items()])
         return id(op.spec), here, y.layout, _attributes(op), inputs
 
     def _number(self, v: Variable, here: bool) -> Hashable:
-        """Equal for variables that show the same cells in one shape, with the same in them, and whose gradients are of one variable."""
+        """A key, equal for variables with the same cells, shape and content, whose gradients belong to one variable."""
         shown = v
         while True:
             op = shown.producer
@@ -92,9 +98,9 @@ class _Simplification:
             number = (shown, self.updates[here, source])
         return number if shown is v or shown.laid == v.laid else (number, v.laid)
 
-    # ------------------------------------------------------------ nothing changed
+    # ------------------------------------------------------------ operators that change nothing
     def _unchanged(self, op: Operation, y: Variable) -> Variable | None:
-        """The result of the same section that ``y`` is to the bit, if there is one."""
+        """The result of the same section that equals ``y`` to the bit, if there is one."""
         x = next(iter(op.inputs.values()))
         found = _as_it_is(op, x, None if x in self.alone else x.producer)
         if found is None:
@@ -105,7 +111,10 @@ class _Simplification:
 
 
 def _as_it_is(op: Operation, x: Variable, before: Operation | None) -> Variable | None:
-    """What an operator on x, which another made, has the elements of, if its result is of that shape."""
+    """The variable that has the same elements as the result of an operator on x, provided that their shapes agree.
+
+    before : the operator that made x.
+    """
     name = op.spec.name
     if name == "affine":
         a, b = op.attrs["a"], op.attrs["b"]
@@ -128,23 +137,23 @@ def _unsigned(x: Variable) -> bool:
     if op is None or op.spec.name != "affine":
         return op is not None and op.spec.name in UNSIGNED
     a, b = abs(op.attrs["a"]), op.attrs["b"]
-    return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # of a smaller factor -1e-45*a is -0.0
+    return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # with a smaller factor, -1e-45*a is -0.0
 
 
 def _repeatable(op: Operation) -> bool:
-    """Whether an operator is no view and makes the same of the same; one that updates a buffer does not find the same in it again."""
+    """Whether an operator is no view and is deterministic; one that updates a buffer finds other inputs the next time."""
     return op.spec.category != "random" and (op.spec.stops or not op.spec.view)
 
 
 def _origin(v: Variable) -> Variable:
-    """The variable in whose cells it may lie."""
+    """The variable whose cells it may share."""
     while (op := v.producer) is not None and (op.spec.view or op.spec.casts):
         v = op.inputs[op.spec.inputs[0]]
     return v
 
 
 def _axes(op: Operation) -> list[int]:
-    """Of a transposition, the axes of what it reads as those of its result."""
+    """The permutation of a transposition, with axes counted from 0."""
     rank = len(op.laid["x"])
     return [axis % rank for axis in op.attrs["axes"] or reversed(range(rank))]
 
@@ -154,7 +163,7 @@ def _attributes(op: Operation) -> Hashable:
 
 
 def _exactly(value: Any) -> Hashable:
-    """Equal for equal attributes: 0.0 is not -0.0, and what is of a type that may call anything equal is equal to itself alone."""
+    """A key, equal for equal attributes: 0.0 differs from -0.0, and an object of another type equals only itself."""
     if type(value) is tuple:
         return tuple([_exactly(v) for v in value])
     return repr(value) if type(value) in PLAIN else id(value)

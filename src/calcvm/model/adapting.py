@@ -1,4 +1,4 @@
-"""Means and deviations of data, in one pass: `Model.adapt`, and what a fleet does for a new model."""
+"""Means and deviations of data in one pass, for `Model.adapt` and for new models of a fleet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from calcvm.model.model import Model
     from calcvm.vm.memory.resident import Resident
 
-BLOCK = 1 << 17  # elements that are looked at together
+BLOCK = 1 << 17  # elements that are processed together
 
 
 class Moments:
-    """Count, mean and sum of squared deviations of columns, in float64, over blocks as they come: Chan et al. 1983.
+    """Count, mean and sum of squared deviations per column, in float64, updated block by block: Chan et al. 1983.
 
-    All is of differences from the first block's mean, so that roundings are those of deviations, however far from 0 the data are.
+    Values are taken relative to the first block's mean, so rounding errors scale with the deviations, however far from 0 the data are.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Moments:
         block = block - self.start
         n, mean = len(block), block.mean(axis=0)
         apart = block - mean
-        squares = (apart * apart).sum(axis=0) - apart.sum(axis=0) ** 2 / n  # the second corrects the rounded mean
+        squares = (apart * apart).sum(axis=0) - apart.sum(axis=0) ** 2 / n  # the second term corrects the rounded mean
         mean = mean + apart.sum(axis=0) / n
         if not self.n:
             self.n, self.beside, self.squares = n, mean, squares
@@ -49,12 +49,12 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:
-        """Of all samples (not of a sample of them); 1 where a feature is constant but for rounding, as of scikit-learn."""
+        """The population deviation; 1 for a feature that is constant up to rounding, as in scikit-learn."""
         return np.where(self.varies, np.sqrt(self._variance), 1.0)
 
     @property
     def varies(self) -> np.ndarray:
-        """Which features are not constant but for rounding."""
+        """The features that are not constant up to rounding."""
         variance, eps = self._variance, np.finfo(np.float64).eps
         least = self.n * eps * variance + (self.n * self.mean * eps) ** 2
         return (variance > least) | ~np.isfinite(variance)
@@ -74,24 +74,24 @@ def adapt(model: Model, X: Any) -> None:
 
 
 def missing(resident: Resident) -> list[str]:
-    """Layers that have seen no data yet."""
+    """Layers that have not seen data yet."""
     return [scope for scope in resident.program.info.get("adapts", ()) if not resident[f"{scope}.samples"].any()]
 
 
 def adapt_new(resident: Resident, data: Mapping[str, np.ndarray], samples: Any) -> None:
-    """Where layers have seen no data yet, show them those that are to be trained on: ``samples`` of arrays by placeholder."""
+    """Adapt layers that have not seen data to the training data: ``samples`` of arrays by placeholder."""
     if missing(resident):
         read = {str(facts["of"]) for facts in resident.program.info["adapts"].values()}
         _learn(resident, [{n: a if samples is None else a[samples] for n, a in data.items() if n in read}])
 
 
 def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Set the numbers of all layers that learn from data, from arrays by placeholder."""
+    """Set the statistics of all layers that learn from data, from arrays by placeholder."""
     layers = resident.program.info["adapts"]
     for scope, facts in layers.items():
         if facts["of"] is None:
             raise CalcError(
-                f"adapt: layer {scope!r} reads what the network computes, and no data: put it first, or give it numbers, "
+                f"adapt: layer {scope!r} reads a computed value, and no data: put it first, or give it numbers, "
                 "nn.Standardize(mean, std)"
             )
     found = {scope: Moments() for scope in layers}
@@ -104,7 +104,7 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
     values: dict[str, np.ndarray] = {}
     for scope, moments in found.items():
         if not moments.n:
-            raise CalcError("adapt: no data have come: the iterable is empty, or was used up before")
+            raise CalcError("adapt: no data came: the iterable is empty, or was consumed before")
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             mean, std = moments.mean.astype(dtype), moments.std.astype(dtype)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))
@@ -113,14 +113,14 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
                 f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: fill them in, or "
                 "leave their samples out"
             )
-        apart = np.spacing(np.abs(mean))  # what is nearer to the next number becomes the same
+        apart = np.spacing(np.abs(mean))  # values closer to each other than this become equal
         coarse = np.flatnonzero((100.0 * apart > moments.std) & moments.varies & (std > 0))
         if coarse.size:
             i = coarse[0]
             warn(
                 f"adapt: feature {i} of {layers[scope]['of']!r} has mean {mean[i]:g} and deviation {std[i]:.3g}, and {dtype} has numbers "
                 f"there that are {apart[i]:g} apart: the data are rounded to these before the mean is subtracted; subtract an "
-                "offset from the data yourself" + ("" if dtype == "float64" else ", or take dtype='float64'")
+                "offset from the data yourself" + ("" if dtype == "float64" else ", or use dtype='float64'")
             )
         values |= {
             f"{scope}.mean": mean,
@@ -131,7 +131,7 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
 
 
 def _batches(model: Model, X: Any) -> Iterator[dict[str, np.ndarray]]:
-    """Data of the model's inputs: at once, or as they come, alone or with what else a batch has."""
+    """Data for the model's inputs, at once or in batches, with or without the rest of a batch."""
     inputs = model.roles.inputs
     if not comes_in_batches(X, None, model.roles):
         yield _checked(model, by_name("X", inputs, X, model.roles))
@@ -158,7 +158,7 @@ def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _columns(facts: Mapping[str, Any], block: np.ndarray) -> np.ndarray:
-    """Samples as float64, a column for each feature."""
+    """Samples as float64, with one column per feature."""
     block = np.moveaxis(block, -1, 1) if facts["channels_last"] else block
     seen = np.ascontiguousarray(block, np.float64).reshape(len(block), *facts["shape"])
     if facts["axis"] is None:

@@ -1,4 +1,4 @@
-"""What `Model.fit` calls between epochs, or every so many steps."""
+"""Callbacks: `Model.fit` calls them after epochs, or after a number of steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from calcvm.model.model import Model
 
 
-OTHERS = re.compile("on_[a-z_]*_(begin|start|end)")  # what methods of other libraries' callbacks are called
+OTHERS = re.compile("on_[a-z_]*_(begin|start|end)")  # method names of other libraries' callbacks
 
 
 class Callback:
-    """Base of callbacks.  What a method returns, if it is True or a text (why), ends training.
+    """Base of callbacks.  A method ends training by returning True or a text (the reason).
 
-    Between calls training runs in compiled code: ``every`` is the number of steps after which it is cut for `on_step`
+    Between calls training runs in compiled code; it returns for `on_step` after every ``every`` steps
     (None: never).
     """
 
@@ -41,7 +41,7 @@ class Callback:
         """Epoch ``epoch`` (from 0) is done; ``figures`` are those of the `History`."""
 
     def on_train_end(self, model: Model, history: History) -> None:
-        """Training has ended, by its end, a callback or Ctrl-C; an exception calls nothing more."""
+        """Training has ended normally, by a callback or by Ctrl-C.  It is not called after an exception."""
 
 
 class Function(Callback):
@@ -52,7 +52,7 @@ class Function(Callback):
 
 
 def callbacks_of(given: Any) -> list[Callback]:
-    """Callbacks of what `fit` is given (CalcError: something is none)."""
+    """The callbacks given to `fit`, checked (CalcError: something is not a callback)."""
     wanted = "a list of callbacks: cv.Callback, or functions of (model, epoch, figures)"
     found = []
     for c in checks.items("callbacks", given, wanted):
@@ -75,18 +75,18 @@ def callbacks_of(given: Any) -> list[Callback]:
 
 
 def _takes_three(function: Callable[..., Any]) -> bool:
-    """Whether a function can be called with three arguments, as far as it says."""
+    """Whether a function's signature, if known, accepts three arguments."""
     try:
         inspect.signature(function).bind(None, None, None)
     except TypeError:
         return False
-    except ValueError:  # one in C
+    except ValueError:  # written in C
         pass
     return True
 
 
 def reason(callback: Callback, answer: Any) -> str:
-    """Why a callback's answer ends training; "": it does not."""
+    """The reason if a callback's answer ends training; "" if it does not."""
     if isinstance(answer, str):
         return answer
     return f"{type(callback).__name__} has ended training" if checks.plain(answer) is True else ""
@@ -96,14 +96,14 @@ class _Watch(Callback):
     """Base of callbacks that watch a figure.
 
     figure : its name (default: ``val_loss`` with validation data, else ``loss``).
-    largest : whether the largest is the best (default: what its name says, as of a loss, rmse, accuracy, r2, f1 or auc).
-    min_delta : by how much it must be better than the best so far.
+    largest : whether larger is better (default: by its name, such as loss, rmse, accuracy, r2, f1 or auc).
+    min_delta : the minimum improvement over the best so far.
     """
 
     def __init__(self, figure: str | None, largest: bool | None, min_delta: float, first: object):
         what = type(self).__name__
         if isinstance(first, str):
-            raise CalcError(f"{what}({first!r}): a figure is given by its name: {what}(figure={first!r})")
+            raise CalcError(f"{what}({first!r}): give a figure by keyword: {what}(figure={first!r})")
         self.figure = None if figure is None else checks.text(f"{what}: figure", figure, "val_loss")
         self.largest = None if largest is None else checks.flag(f"{what}: largest", largest)
         if self.figure is not None:
@@ -111,10 +111,10 @@ class _Watch(Callback):
         self.min_delta = checks.number(f"{what}: min_delta", min_delta, 0)
 
     def on_train_begin(self, model: Model) -> None:
-        self.best, self.since = np.inf, 0  # the smallest so far, or the negative of the largest; epochs since
+        self.best, self.since = np.inf, 0  # the smallest so far, or minus the largest; epochs since
 
     def better(self, figures: Mapping[str, float]) -> bool:
-        """Whether the figure is better than ever; counts the epochs since it was."""
+        """Whether the figure is a new best; counts the epochs since the last one."""
         name = self.watched(figures)
         if name not in figures:
             raise CalcError(f"{type(self).__name__}: no figure {name!r}; there are {', '.join(figures)}")
@@ -130,10 +130,11 @@ class _Watch(Callback):
 
 
 class EarlyStopping(_Watch):
-    """Ends training when a figure has not become better for ``patience`` epochs (0 and 1: at the first one; None: never).
+    """Ends training when a figure has not improved for ``patience`` epochs (0 and 1: at the first such epoch; None: never).
 
-    keep_best : in the end the model is given back the state that it had after its best epoch: parameters, the optimizer's
-        state, its step counters (`Model.epochs_done` counts all epochs still: the next one's order is new).  It is kept in memory, in ``program.heap_bytes`` at most.
+    keep_best : at the end, restore the state after the best epoch: parameters, optimizer state and step counters.
+        `Model.epochs_done` still counts all epochs, so the next epoch has a new order.  The state is kept in memory, in
+        ``program.heap_bytes`` at most.
     """
 
     def __init__(
@@ -166,9 +167,9 @@ class EarlyStopping(_Watch):
 
 
 class ReduceOnPlateau(_Watch):
-    """Multiplies the learning rate by ``factor`` when a figure has not become better for ``patience`` epochs.
+    """Multiplies the learning rate by ``factor`` when a figure has not improved for ``patience`` epochs.
 
-    Down to ``min_rate``; after that it waits ``cooldown`` epochs before it counts again.  As Keras's ReduceLROnPlateau.
+    It stops at ``min_rate``.  After a reduction it waits ``cooldown`` epochs before it counts again.  As Keras's ReduceLROnPlateau.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What users train on: arrays by placeholder, weights of samples, batches as they come."""
+"""Training data: arrays by placeholder, sample weights, streams of batches."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def arrays_of(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arrays of a step: the second may be left out."""
+    """The arrays of a step; the second is optional."""
     return (x,) if y is None and not more else (x, y, *more)
 
 
 def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> np.ndarray:
-    """A data set as an array, samples first (``whole`` : or an array that has none; ``column`` : of shape (n, 1))."""
+    """A data set as an array, samples first (``whole`` : also an array without samples; ``column`` : of shape (n, 1))."""
     array = numbers(what, data)
     if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
         hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
@@ -38,7 +38,7 @@ def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> 
 
 
 def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays:
-    """Data sets for placeholders: an array where it is one, else a tuple of arrays in their order; or a mapping by name."""
+    """Data sets for placeholders: a single array, a tuple of arrays in their order, or a mapping by name."""
     whole, columns = roles.whole, roles.columns
     if isinstance(given, Mapping) and (len(names) != 1 or given.keys() == {*names}):
         unknown = [name for name in given if name not in names]
@@ -62,14 +62,14 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
 
 
 def count_of(data: Arrays, roles: Roles) -> int:
-    """How many samples data sets have; where none has any, one."""
+    """Number of samples in data sets; 1 if none has samples."""
     return next((len(array) for name, array in data.items() if name not in roles.whole), 1)
 
 
 def training_data(
     model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
 ) -> tuple[Arrays, Arrays | None]:
-    """The data to train on, with what each sample counts, and those to judge by: given ones, or a share at the end of X."""
+    """Data to train on, with sample weights, and data to judge by: the given ones, or a share at the end of X."""
     inputs, targets = by_name("X", roles.inputs, X, roles), by_name("y", roles.labels, y, roles)
     n = count_of({**inputs, **targets}, roles)
     for name, array in (*inputs.items(), *targets.items()):
@@ -92,7 +92,7 @@ def training_data(
         weights[:] = _weights("sample_weight: weights are", array, weights.dtype)
     if class_weight is not None:
         facts = model.loaded.variables[roles.labels[0]] if len(roles.labels) == 1 else {}
-        counted = data[WEIGHT]  # a part of the weights
+        counted = data[WEIGHT]  # a view of the weights
         product = counted.astype(np.float64) * _of_classes(
             class_weight, targets, facts.get("classes"), facts.get("ignored"), len(counted)
         )
@@ -111,14 +111,14 @@ def _weights(what: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _of_classes(given: Any, targets: Arrays, most: int | None, ignored: int | None, n: int) -> np.ndarray:
-    """The weight of the class of each of the first ``n`` samples; the model has ``most`` classes (None: any).
+    """The class weight of each of the first ``n`` samples; the model has ``most`` classes (None: any number).
 
     ignored : a label that is no class; its weight is 1.
     """
     y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
     labels = y.reshape(-1)
     if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
-        raise CalcError("class_weight: the model's target is no integer a sample: give sample_weight")
+        raise CalcError("class_weight: the model's target is not one integer per sample: give sample_weight")
     classes, place, counts = np.unique(labels[:n], return_inverse=True, return_counts=True)
     if isinstance(given, str) and given == "balanced":
         real = classes != ignored
@@ -135,7 +135,7 @@ def _of_classes(given: Any, targets: Arrays, most: int | None, ignored: int | No
 
 
 def _split(data: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
-    """The data to train on, and those to judge by: given ones, or a share at the end of the data."""
+    """Data to train on, and data to judge by: the given ones, or a share at the end of the data."""
     if validation is None:
         return data, None
     if not checks.is_number(validation):
@@ -151,7 +151,7 @@ def _split(data: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays 
 
 
 def held_out(validation: Any, roles: Roles) -> Arrays:
-    """The samples and targets of validation data."""
+    """The inputs and targets of validation data."""
     if not roles.labels and not (isinstance(validation, tuple) and len(validation) == 2 and validation[1] is None):
         alone = isinstance(validation, tuple) and len(validation) == len(roles.inputs) == 1
         return by_name("validation X", roles.inputs, validation[0] if alone else validation, roles)
@@ -166,7 +166,7 @@ def held_out(validation: Any, roles: Roles) -> Arrays:
     return {**by_name("validation X", roles.inputs, X, roles), **by_name("validation y", roles.labels, y, roles)}
 
 
-# ---------------------------------------------------------------- batches as they come
+# ---------------------------------------------------------------- streams of batches
 def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
     """Whether data are an iterable of batches: a generator, a loader, a list of tuples."""
     if y is not None or not isinstance(X, Iterable) or isinstance(X, (str, bytes, Mapping)) or hasattr(X, "__array__"):
@@ -179,14 +179,14 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
 
 
 class Stream:
-    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.memory.epoch.Epoch`).
+    """Batches instead of a data set, one step per batch (the counterpart of `calcvm.vm.memory.epoch.Epoch`).
 
-    names : what a step of the model takes.
-    batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun
-        anew in each epoch.
-    rounds : batches of an epoch (None: all there are).
-    results : that are averaged over the samples, or are functions of what is, the loss first; a loss that is neither is the mean
-        of what the steps have descended.
+    names : the arrays that a step of the model takes.
+    batches : iterable of tuples of arrays in this order, or of mappings by name.  If it can be iterated again, each epoch
+        starts over.
+    rounds : batches per epoch (None: all).
+    results : averages over the samples, or functions of averages or sums, the loss first; a loss that is neither is the mean
+        over the steps.
     """
 
     def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
@@ -197,14 +197,14 @@ class Stream:
         }
         if none := [name for name in results[1:] if name in others and not others[name]["totals"]]:
             raise CalcError(
-                f"train_metrics: {none[0]!r} is no function of means or sums over samples, so that it has none of batches as they "
-                "come: leave it out"
+                f"train_metrics: {none[0]!r} is no function of means or sums over samples, so it cannot be computed from a stream of "
+                "batches: leave it out"
             )
         self._totals = Totals(model.resident, "learn", [name for name in others if others[name]["totals"]])
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sums, self._samples = np.zeros(len(results)), 0
-        self.passes = 0  # that are done
+        self.passes = 0  # complete ones
 
     def begin(self, key: int | None) -> None:
         """Start an epoch."""
@@ -215,7 +215,7 @@ class Stream:
         self._found: dict[str, float] = {}
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
-        """Make a step for each batch; yields how many are done, about every ``seconds``, and at multiples of ``marks``."""
+        """Run a step for each batch; yields the number of steps about every ``seconds``, and at multiples of ``marks``."""
         done, told, since = 0, 0, time.perf_counter()
         while done != self.rounds and (batch := next(self._iterator, None)) is not None:
             arrays = self._arrays(batch)
@@ -237,18 +237,18 @@ class Stream:
             yield done
 
     def _count(self, arrays: Sequence[Any]) -> int:
-        """How many samples a batch has, along whichever axis."""
+        """Number of samples in a batch, along any axis."""
         forms = self._model.resident.loaded.forms
         axes = ((array, i) for name, array in zip(self._names, arrays) for i, n in enumerate(forms[name]) if n.a)
         return next((np.shape(array)[i] for array, i in axes), 1)
 
     @property
     def ended(self) -> bool:
-        """Whether no batch has come in this epoch."""
+        """Whether this epoch got no batch."""
         return not self._samples
 
     def mean(self, name: str) -> float:
-        """Mean of a result over the samples seen so far in this epoch; of a function of totals, at its end, that of theirs."""
+        """Mean of a result over the samples seen so far in this epoch; at its end, a function of totals uses those of the epoch."""
         if name in self._found:
             return self._found[name]
         return float(self._sums[self._results.index(name)]) / max(self._samples, 1)

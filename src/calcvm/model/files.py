@@ -13,6 +13,7 @@ from calcvm.errors import CalcError, PlanError, ProgramError
 from calcvm.vm.memory.heap import CalcHeap, parse_bytes
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program import schema
+from calcvm.vm.program.encoding import MODEL_VERSION
 from calcvm.vm.program.facts import FIELDS, MAX_LEARNING, MAX_ROUNDS, MAX_SEED, Facts, check_learning_batch
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.program.schema import boolean, integer, record
@@ -22,12 +23,11 @@ from calcvm.vm.run.loaded import loaded_of
 if TYPE_CHECKING:
     from calcvm.model.model import Model
 
-FORMAT_VERSION = 2
 NOTES = "notes"
 
 
 class Notes(MutableMapping[str, Any]):
-    """`Model.notes`: a part of the model's facts.  What is read may be changed in its place: it counts as changed."""
+    """`Model.notes`: a part of the model's facts.  Reading a list or mapping marks it as changed, so it may be edited in place."""
 
     def __init__(self, facts: Facts):
         self._facts = facts
@@ -58,7 +58,7 @@ class Notes(MutableMapping[str, Any]):
         return repr(self._kept())
 
     def replace(self, given: Any) -> None:
-        """Set all."""
+        """Replace all notes."""
         given = checks.one_of("notes", given, Mapping, 'a mapping such as {"scaler": [0.5, 2.0]}')
         self._facts[NOTES] = {name: plain(f"notes: {name!r}", value) for name, value in _named("notes", given)}
 
@@ -71,7 +71,7 @@ def _named(what: str, given: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def plain(what: str, value: Any) -> Any:
-    """A value as JSON gives it back (CalcError: it does not hold it)."""
+    """A value as JSON would return it (CalcError: JSON cannot hold it)."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
@@ -85,12 +85,12 @@ def plain(what: str, value: Any) -> Any:
 
 
 def persistent(program: Program) -> dict[int, Symbol]:
-    """Symbols whose values a model is, by number: what a file must hold."""
+    """The persistent symbols, by number: their values make up a model, and a file must hold them."""
     return {i: s for i, s in enumerate(program.symbols) if s.persistent and not s.members}
 
 
 def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
+    """Views of all persistent values in an image with gradients, by array name in a file; the name has the symbol's number."""
     loaded, cells = loaded_of(program), image.view(np.uint8)
     for i, s in persistent(program).items():
         yield f"state/{i}", cells[loaded.in_image(s)].view(s.dtype)
@@ -106,7 +106,7 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
     documents, arrays = model.program.to_parts()
     resident = model.resident
     with resident.record.turn.mine:
-        image = resident.image()  # first: a fleet that trains it takes note of its epochs when it leaves it
+        image = resident.image()  # first: a fleet that trains the model updates its epochs when it releases it
         documents["model"] = {
             "seed": resident.seed,
             "epochs": model.epochs_done,
@@ -118,7 +118,7 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
             documents["model"]["facts"] = {name: plain(f"save: {name!r}", value) for name, value in own.items()}
     for key, cells in _state(model.program, image):
         arrays[key] = cells
-    write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+    write_archive(path, documents, arrays, kind="model", version=MODEL_VERSION)
 
 
 _MODEL = record(
@@ -128,18 +128,16 @@ _MODEL = record(
 
 
 def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resident:
-    """The model of a file, in a heap of its own (see `calcvm.model.load`)."""
-    archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
+    """The model of a file, in a new heap (see `calcvm.model.load`)."""
+    archive = read_archive(path, kinds={"model": MODEL_VERSION})
     program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
     where = f"{archive.name}: document 'model'"
     facts = {"program": program.hash, **schema.check(_MODEL, archive.document("model"), where)}
     facts["rounds"] = facts.pop("epochs")
     facts |= {name: value for name, value in facts.pop("facts", {}).items() if name not in facts}
     check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
-    for i, s in persistent(program).items():  # before any memory is asked for
+    for i, s in persistent(program).items():  # checked before any memory is allocated
         given = archive.array(f"state/{i}")
-        if program.former and given.dtype == program.dtype and given.nbytes == s.bytes.b:
-            continue  # eight bytes of a number were elements of the heap
         if given.shape != (s.elems.b,) or given.dtype != s.dtype:
             raise ProgramError(
                 f"{archive.name}: the state of {s.name!r} is {given.dtype} of shape {given.shape}, "

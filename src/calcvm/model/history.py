@@ -10,21 +10,21 @@ from calcvm import checks, hints
 from calcvm.errors import CalcError, MissingExtra
 from calcvm.tables import frame, html, laid_out, number
 
-SHOWN = 20  # epochs of a table
+SHOWN = 20  # epochs in a table
 
 
 @dataclass(repr=False)
 class History:
     """Figures of each epoch, by name: ``loss``, ``seconds``, and with validation data ``val_loss``, ``val_accuracy``.
 
-    The loss is the mean of those that steps have descended, while the parameters change; of a loss that is a function of single
-    means or sums over samples, such as `calcvm.rmse`, it is that function of these over the epoch.
+    The loss is the mean over the training steps, while the parameters change.  If the loss is a function of means or sums over
+    samples, such as `calcvm.rmse`, it is that function of the epoch's means or sums.
 
-    A model made with ``train_metrics=True`` has its metrics of what it trains on too, such as ``accuracy``.  Printing shows the
+    A model with ``train_metrics=True`` also has metrics of its training data, such as ``accuracy``.  Printing shows the
     last epochs as a table.
 
     ``stopped`` says why training ended, and from which epoch on the loss was not finite.  ``kept`` is the epoch, from 0,
-    whose state the model was given back in the end (``keep_best``; None: the last one's).
+    whose state the model has at the end (``keep_best``; None: the last one's).
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class History:
         return len(self.epochs)
 
     def to_frame(self) -> Any:
-        """The figures as a pandas DataFrame: a row for each epoch, from 1, and a column for each figure.
+        """The figures as a pandas DataFrame: one row per epoch, from 1, and one column per figure.
 
         Raises
         ------
@@ -61,14 +61,14 @@ class History:
         return frame("History.to_frame", rows, "epoch", self.names)
 
     def plot(self, figures: Iterable[str] | None = None, *, ax: Any = None) -> Any:
-        """Draw figures over the epochs; what was trained on and what was held out together, such as loss and val_loss.
+        """Plot figures over the epochs, training and validation values together, such as loss and val_loss.
 
         Parameters
         ----------
         figures : list of str, optional
-            Their names (default: all but the seconds).
+            Their names (default: all except the seconds).
         ax : matplotlib Axes, optional
-            Where to draw all of them (default: a new figure, which has an axes for each kind).
+            Where to draw all of them (default: a new figure with one axes per kind).
 
         Returns
         -------
@@ -117,7 +117,7 @@ class History:
         return self.stopped + ("" if self.kept is None else f"; the state after epoch {self.kept + 1} was kept")
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Names of the columns, and the last rows."""
+        """Column names, and the last rows."""
         names, first = self.names, max(len(self) - SHOWN, 0)
         rows = [[number(e[k]) if k in e else "" for k in names] for e in self.epochs[first:]]
         return ["epoch", *names], [[str(i), *row] for i, row in enumerate(rows, first + 1)]

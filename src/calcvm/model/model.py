@@ -27,7 +27,7 @@ from calcvm.model.training import Training
 from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
-from calcvm.planner.cost import Table
+from calcvm.planner.costs.reckoned import Table
 from calcvm.planner.paging import BANDWIDTH
 from calcvm.tables import Lines, preformatted
 from calcvm.vm.memory import methods
@@ -43,12 +43,12 @@ from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-BATCH = 32  # by default
+BATCH = 32  # default batch size
 _Plain = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _training(method: Method) -> Method:
-    """A method of `Model` whose turns belong together: what changes the model meanwhile waits for its end."""
+    """A method of `Model` whose turns belong together: calls that change the model wait for its end."""
 
     @wraps(method)
     def whole(self: Model, *args: Any, **options: Any) -> Any:
@@ -65,14 +65,14 @@ def _training(method: Method) -> Method:
 
 @hints.names_of_others
 class Model(methods.Native, hints.Closed):
-    """A network, or a graph of one's own, compiled for training.
+    """A network, or a custom graph, compiled for training.
 
     Parameters
     ----------
     net : nn.Layer or CalcGraph
         Layers, composed by ``>>``; or a graph with a path learn, which trains, and a path predict, whose
-        ``output`` is what `predict` gives (a variable or a tuple of them): then it has its placeholders, loss and
-        optimizer, and of the other parameters those of `calcvm.plan` are left.
+        ``output`` `predict` returns (a variable or a tuple of them).  A graph defines its placeholders, loss and
+        optimizer itself, so of the other parameters only those of `calcvm.plan` apply.
     input_shape : tuple of int
         Shape of one sample.
     loss : str or callable
@@ -81,42 +81,42 @@ class Model(methods.Native, hints.Closed):
     optimizer : Optimizer or str
         Such as ``cv.Adam(1e-3)``, or ``"adam"`` with its default learning rate.
     batch_size : int, optional
-        Samples of a step, at most; without it 32 (a smaller ``learning_batch``), or with ``memory`` as many as that allows.
+        Maximum number of samples per step; default 32 (or a smaller ``learning_batch``), or with ``memory`` as many as that allows.
     learning_batch : int, optional
-        Samples an update is made from, where that is more than ``batch_size``: rounds add up.
+        Samples per update, if more than ``batch_size``: gradients of several rounds are accumulated.
     target_shape : tuple of int, optional
-        Shape of one target (default: the output's shape; for softmax_cross_entropy without the axis of classes: a label, of
-        images one a pixel).
+        Shape of one target (default: the output's shape; for softmax_cross_entropy without the axis of classes: one label, or
+        for images one per pixel).
     preprocess : nn.Layer, optional
-        Layers without parameters applied to the raw input, as a path of their own.  The first that draws numbers, such as
-        `nn.RandomCrop`, and those after it do so while training alone.
+        Layers without parameters that are applied to the raw input, in a separate path.  The first random layer, such as
+        `nn.RandomCrop`, and those after it run randomly in training only.
     metrics : list of str or callable, optional
-        What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
-        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is of the whole data set: a mean or
-        a sum over samples, or a function of such, for instance `calcvm.rmse`; others are refused where there are several
-        batches.  The accuracy of one output is that of logits above 0 (binary_cross_entropy), of numbers above 1/2 (mse, mae,
-        huber).
+        Figures that `evaluate` returns besides the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
+        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each covers the whole data set: a mean or
+        a sum over samples, or a function of these, for instance `calcvm.rmse`.  Other metrics raise an error if there are several
+        batches.  The accuracy of one output uses the threshold 0 for logits (binary_cross_entropy), and 1/2 for numbers (mse,
+        mae, huber).
     train_metrics : bool
-        Whether `fit` tells the metrics of what it trains on too, beside the loss: means over the epoch, while the parameters
-        change.  Each is a row of every step: 0.2 % to 5 % of one of 20 us and more, 0.3 us of the shortest.
+        Whether `fit` also reports metrics of the training data, besides the loss: means over the epoch, while the parameters
+        change.  Each is a row in every step: 0.2 % to 5 % of a step of 20 us or more, 0.3 us of the shortest.
     sample_weight : bool
-        Whether samples have weights in the loss: the mean is of each sample's loss times its weight.  A loss that is a
-        function then returns a term for each sample.
+        Whether samples have weights in the loss, which is then the mean of each sample's loss times its weight.  A loss
+        function then returns one term per sample.
     rates : mapping of str to float, optional
-        Factors of the learning rate for parameters, by name, or for all whose names begin with a text that ends with a
-        dot, such as "linear_1.", or end with one that begins with a dot, such as ".bias".
-    input_dtype, target_dtype : of data that lie in the heap as they are, such as "uint8" for images and "int64" for labels
-        (default: they become the model's floats); see `CalcGraph.placeholder`.
+        Factors of the learning rate for parameters, by name.  A key that ends with a dot, such as "linear_1.", is a prefix of
+        names; one that begins with a dot, such as ".bias", is a suffix.
+    input_dtype, target_dtype : types of data that the heap stores unconverted, such as "uint8" for images and "int64" for labels
+        (default: data become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
-        The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
+        The input's samples, of shape ``input_shape``, are images (*sizes, channels), and are read in this layout.
     ignore_index : int, optional
-        A label of softmax_cross_entropy, such as -100 or 255: samples (of images pixels) that have it have no part in loss,
-        gradients and accuracy, which are means over the others.  Of none they are 0.
+        A label of softmax_cross_entropy, such as -100 or 255: samples with it (or pixels of images) do not count in loss,
+        gradients and accuracy, which are means over the others.  Without others they are 0.
     keep : list of str
-        Names of results that stay readable after a call of `run` or `step`: of layers, as `summary` has them (``"relu_1"``: what
-        path predict makes; ``"learn.relu_1"``), or of variables.
+        Names of results that stay readable after `run` or `step`: of layers, as in `summary` (``"relu_1"``: the layer's
+        output in path predict; ``"learn.relu_1"``), or of variables.
     page_folder : path, optional
-        Of the file of what waits there or persists there with ``page_bytes`` (see `CalcHeap`; of a ``heap`` that is given, its own).
+        Folder of the page file for values kept there with ``page_bytes`` (see `CalcHeap`; a given ``heap`` has its own).
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
     page_bandwidth : see `calcvm.plan`.
     """
@@ -246,7 +246,7 @@ class Model(methods.Native, hints.Closed):
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:
             check_learning_batch(program, learning_batch)
-        if isinstance(net, CalcGraph):  # before it has a place
+        if isinstance(net, CalcGraph):  # checked before it takes room in a heap
             Roles.of(loaded_of(program))
         self.resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
@@ -265,9 +265,9 @@ class Model(methods.Native, hints.Closed):
         methods.prepare(model)
         return model
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ properties
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
-    __iter__ = None  # variables are asked for by name
+    __iter__ = None  # variables are read by name
 
     @cached_property
     def roles(self) -> Roles:
@@ -275,7 +275,7 @@ class Model(methods.Native, hints.Closed):
         return Roles.of(self.resident.loaded)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("learning_rate", "lr"):  # would change nothing
+        if name in ("learning_rate", "lr"):  # without this the assignment would have no effect
             raise CalcError(f'model.{name} is no setting: model.hyper["learning_rate"] = {checks.shown(value)}')
         super().__setattr__(name, value)
 
@@ -288,7 +288,7 @@ class Model(methods.Native, hints.Closed):
         return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
 
     def summary(self) -> str:
-        """Its layers, what they make and cost, its parameters, what trains it, and the memory that it takes."""
+        """A table of its layers, with outputs and costs, its parameters, its training, and its memory."""
         return Lines(summary(self.resident, self.roles))
 
     def __str__(self) -> str:
@@ -299,7 +299,7 @@ class Model(methods.Native, hints.Closed):
 
     @property
     def plan(self) -> Plan:
-        """The plan it was compiled from (of a loaded model only the program is kept)."""
+        """The plan it was compiled from (a loaded model has only the program)."""
         if self._plan is None:
             raise CalcError(
                 "a loaded model has no plan; its program has the offsets: print(model.program.disassemble())"
@@ -320,20 +320,20 @@ class Model(methods.Native, hints.Closed):
 
     @property
     def learning_batch(self) -> int:
-        """Samples an update is made from."""
+        """Samples per update."""
         return self.resident.facts.get("learning_batch", self.batch_size)
 
     @learning_batch.setter
     def learning_batch(self, n: int) -> None:
-        """At least the batch (CalcError: more than that, and the program does not add gradients up)."""
+        """At least the batch (CalcError: more, but the program does not accumulate gradients)."""
         self.resident.facts["learning_batch"] = n
 
     @property
     def notes(self) -> MutableMapping[str, Any]:
-        """What users keep with the model, by names of theirs: anything that JSON holds.
+        """The user's notes on the model, by name: any JSON-able values.
 
-        Files of `save`, copies and stores of heaps have them; a fleet's models each have their own.  ``model.notes = {...}``
-        sets all.  CalcError: JSON does not hold a value.
+        They are part of files from `save`, of copies and of heaps' stores; each model of a fleet has its own.
+        ``model.notes = {...}`` replaces all.  CalcError: JSON cannot hold a value.
         """
         return files.Notes(self.resident.facts)
 
@@ -348,17 +348,17 @@ class Model(methods.Native, hints.Closed):
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs of `fit` and fleets; `steps_done` counts every update."""
+        """Complete epochs of `fit` and fleets; `steps_done` counts every update."""
         return self.resident.facts["rounds"]
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """Parameters by name, as views into the heap (of a heap's several models: see `Resident.parameters`)."""
+        """Parameters by name, as views into the heap (for several models in one heap, see `Resident.parameters`)."""
         return self.resident.parameters
 
     @property
     def buffers(self) -> dict[str, np.ndarray]:
-        """What training keeps beside the parameters, such as running means, by name, as views into the heap."""
+        """State of the layers besides the parameters, such as running means, by name, as views into the heap."""
         return self.resident.buffers
 
     @property
@@ -373,7 +373,7 @@ class Model(methods.Native, hints.Closed):
     def __getitem__(self, name: str) -> Any:
         return self.resident[name]
 
-    # What compiled methods take of their arguments: see `calcvm.vm.memory.methods`.
+    # Arguments in the form that compiled methods take: see `calcvm.vm.memory.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
         own, resident = self.resident.loaded.own_types, self.resident
         arrays = [
@@ -419,9 +419,9 @@ class Model(methods.Native, hints.Closed):
     def step(self, x: Any, y: Any = None, *more: Any) -> float:
         """One training step on a batch of at most ``batch_size`` samples; returns its loss.
 
-        Of several inputs or targets, or with weights, the arrays are those of the path learn's placeholders, in the order
-        they were declared; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
-        are refused.
+        With several inputs or targets, or with weights, pass the arrays of the path learn's placeholders in the order of
+        declaration; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
+        are rejected.
         """
         self._check_adapted()
         loss = self.resident.step(*self._in_order(x, y, more), path="learn")
@@ -445,14 +445,14 @@ class Model(methods.Native, hints.Closed):
         return loss
 
     def bind(self, x: Any, y: Any = None, *more: Any) -> Callable[[], float]:
-        """A function that makes a training step on what ``x`` and ``y`` hold when it is called; returns its loss.
+        """A function that runs a training step on the current contents of ``x`` and ``y``, and returns its loss.
 
-        They are read where they are: C-contiguous arrays of one batch, of float32, float64, uint8, int32 or int64, or of
-        the type that was asked for as ``input_dtype`` or ``target_dtype``.
+        The arrays are read in place.  They must be C-contiguous arrays of one batch, of float32, float64, uint8, int32 or int64, or
+        of the model's ``input_dtype`` or ``target_dtype``.
 
         Raises
         ------
-        CalcError : they are no such arrays, or do not fit.
+        CalcError : an argument is no such array, or does not fit.
         """
         data, names = arrays_of(x, y, more), self.resident.loaded.feeds("learn")
         if len(data) != len(names):
@@ -494,22 +494,22 @@ class Model(methods.Native, hints.Closed):
     def adapt(self, X: Any) -> Model:
         """Compute the mean and the deviation of data for each `nn.Standardize` of the network; returns the model.
 
-        They are those of all samples, in float64 and one pass; the deviation of a feature that is constant is 1.
+        They cover all samples, in float64 and one pass; the deviation of a constant feature is 1.
 
         Parameters
         ----------
-        X : as in `fit`: an array (one on disk is read block by block), of several inputs a tuple or mapping; or an iterable of
+        X : as in `fit`: an array (one on disk is read block by block), or for several inputs a tuple or mapping; or an iterable of
             batches, alone or with their targets, such as a generator.
 
         Raises
         ------
-        CalcError : no layer learns from data, one reads what the network computes, or a number is not finite.
+        CalcError : no layer learns from data, a layer reads a computed value, or a number is not finite.
         """
         adapting.adapt(self, X)
         return self
 
     def _check_adapted(self) -> None:
-        """Warn, once, of layers that have seen no data."""
+        """Warn, once, about layers that have seen no data."""
         if "_looked" in vars(self):
             return
         vars(self)["_looked"] = True
@@ -536,40 +536,40 @@ class Model(methods.Native, hints.Closed):
         checkpoint: int | str = 1,
         progress: bool = True,
     ) -> History:
-        """Train for whole epochs in compiled code, reading the arrays where they are.
+        """Train for whole epochs in compiled code; arrays are read in place.
 
         Parameters
         ----------
         X : ndarray, shape (n, *input_shape), float32, float64, uint8, int32 or int64
             C-contiguous arrays of these types, in the machine's byte order, are not copied; other numbers are converted.
-            Of several inputs a tuple or a mapping; what is for a placeholder without samples is given whole.
-            Without ``y`` an iterable of batches, such as a generator: a step each.
+            For several inputs a tuple or a mapping; a placeholder without samples gets its whole value.
+            Without ``y`` an iterable of batches, such as a generator: one step per batch.
         y : ndarray, shape (n, *target_shape) or (n,) labels
         validation : (X, y), or the share of samples at the end of the data to hold out.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs, with 0 or 1 after the first such (see
+            Stop when the validation loss has not fallen for that many epochs; 0 and 1 stop at the first such epoch (see
             `EarlyStopping`).
         keep_best : bool
-            In the end, take back the state after that epoch of this call with the smallest validation loss (without
+            At the end, restore the state after the epoch of this call with the smallest validation loss (without
             validation data: loss).
         sample_weight : ndarray, shape (n,), optional
-            What each sample counts; of a model made with ``sample_weight=True``.
+            The weight of each sample; needs a model with ``sample_weight=True``.
         class_weight : mapping of label to number, or "balanced", optional
-            What the samples of each class count (others: 1), times ``sample_weight``.  "balanced": so that all classes count
-            the same in what is trained on.
+            The weight of each class's samples (default 1), times ``sample_weight``.  "balanced": all classes have the same
+            total weight in the training data.
         callbacks : list of `Callback`, or of functions of (model, epoch, figures)
-            Called after each epoch; what they return, if True or a text (why), ends training.
+            Called after each epoch; returning True or a text (the reason) ends training.
         steps_per_epoch : int, optional
-            Batches of an epoch, where they come one by one (default: until there are no more).
+            Batches per epoch, if they come one by one (default: until there are no more).
         check_finite : bool
-            Refuse data that are NaN or Inf as the model's floats.
+            Reject data that are NaN or Inf as the model's floats.
         terminate_on_nan : bool
-            Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
+            Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training continues, with a `CalcWarning`.
         checkpoint : int or "end"
-            Epochs after which a model of a heap with a `FileStore` is written to it: a process that is killed loses at most
-            these.  "end": it is written when training ends.
+            Epochs between two writes of a model in a heap with a `FileStore`: a killed process loses at most these epochs.
+            "end": the model is written when training ends.
         progress : bool
-            A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere a line every two seconds at most.  If it
+            A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere at most one line every two seconds.  If it
             cannot be written, training goes on without it.
 
         Returns
@@ -616,24 +616,24 @@ class Model(methods.Native, hints.Closed):
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
     ) -> tuple[Stream, Arrays | None]:
-        """Batches as they come, and what judges the model."""
+        """A stream of batches, and the validation data."""
         for what, given in zip(("sample_weight", "class_weight", "check_finite"), others):
             if given is not None and given is not False:
-                raise CalcError(f"{what}: of batches as they come nothing is known beforehand: make it part of them")
+                raise CalcError(f"{what}: not possible with batches that come one by one: make it part of them")
         if validation is not None and checks.is_number(validation):
-            raise CalcError("validation: no share can be held out of batches as they come: give (X, y)")
+            raise CalcError("validation: no share can be held out of batches that come one by one: give (X, y)")
         steps = None if steps is None else checks.integer("steps_per_epoch", steps)
         held = None if validation is None else held_out(validation, self.roles)
         return Stream(self, self.resident.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
 
     def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
-        """Of data sets by name those that a path needs."""
+        """The data sets that a path needs, by name."""
         names = self.resident.loaded.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
     @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
-        """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
+        """Loss and metrics over a data set, without dropout; X and y as in `fit`."""
         self._check_adapted()
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
@@ -647,7 +647,7 @@ class Model(methods.Native, hints.Closed):
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise CalcError(
-            "a Model is no function: model.predict(X) has its outputs, and layers are composed before it is made, by >>"
+            "a Model is not callable: model.predict(X) returns its outputs, and layers are composed by >> before it is made"
         )
 
     @methods.native(_plain_predict)
@@ -657,11 +657,11 @@ class Model(methods.Native, hints.Closed):
         Parameters
         ----------
         X : as in `fit`.
-        out : where to put them: a C-contiguous array of this shape and the output's dtype (of several outputs a mapping).
+        out : destination: a C-contiguous array of this shape and the output's dtype (for several outputs a mapping).
 
         Returns
         -------
-        ndarray, shape (n, *output_shape); of several outputs a dict of them by name
+        ndarray, shape (n, *output_shape); for several outputs a dict by name
         """
         self._check_adapted()
         resident, outputs = self.resident, self.roles.outputs
@@ -689,7 +689,7 @@ class Model(methods.Native, hints.Closed):
         return arrays if len(outputs) > 1 else arrays[outputs[0]]  # type: ignore[return-value]  # most models have one
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
-        """An array for a result of ``n`` samples, which may be given."""
+        """An array for a result of ``n`` samples: the given one, checked, or a new one."""
         loaded = self.resident.loaded
         shape, dtype = (n, *(size.b for size in loaded.forms[name][1:])), loaded.symbol(name).dtype
         if out is None:
@@ -706,42 +706,42 @@ class Model(methods.Native, hints.Closed):
         return out
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities of the classes: softmax, or with binary_cross_entropy sigmoid, of `predict`.
+        """Probabilities of the classes: softmax of `predict`, or sigmoid with binary_cross_entropy.
 
         Raises
         ------
-        CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
+        CalcError : the loss is no cross-entropy, so the outputs are no scores of classes.
         """
         probabilities = scores.needed(self.program).probabilities(self.predict(X).astype(np.float64))
         with np.errstate(all="ignore"):
             return probabilities.astype(self.program.dtype)
 
     def predict_classes(self, X: Any) -> np.ndarray:
-        """The most probable class of each sample, int64; of equals the lowest.
+        """The most probable class of each sample, int64; the lowest among equals.
 
-        softmax_cross_entropy: shape (n,), of images (n, *sizes).  binary_cross_entropy: 1 where a score is above 0, else 0,
+        softmax_cross_entropy: shape (n,), for images (n, *sizes).  binary_cross_entropy: 1 if a score is above 0, else 0,
         shape (n, *output_shape).  CalcError: as `predict_proba`.
         """
         return scores.needed(self.program).classes(self.predict(X))
 
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters, and of the buffers after them, such as running statistics, by name."""
+        """Copies of the parameters, followed by the buffers, such as running statistics, by name."""
         with self.resident.record.turn.mine:  # no other thread trains it meanwhile
             states = {**self.resident.parameters, **self.resident.buffers}
             return {name: array.copy() for name, array in states.items()}
 
     def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
-        """Set the parameters, and the buffers or not, by name or in the order of `get_weights`; all or none.
+        """Set the parameters, and optionally the buffers, by name or in the order of `get_weights`; all or none.
 
         Raises
         ------
-        CalcError, ShapeError : there are others, or they have other shapes.
+        CalcError, ShapeError : the names or shapes do not match.
         """
         self.resident.set_parameters(weights)
 
     def _calcvm_trapped(self) -> None:
-        """Say what a kernel trapped in a compiled method, whose results are of no use."""
+        """Raise the trap of a kernel in a compiled method, and forget its results."""
         record = self.resident.record
         with record.turn.mine:
             slot = self.resident.slot
@@ -750,9 +750,9 @@ class Model(methods.Native, hints.Closed):
             slot.check()
 
     def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
-        """A function that evaluates the model as it is when called, on ``input`` and ``target``.
+        """A function that evaluates the model's current state on ``input`` and ``target``.
 
-        With ``output`` in place of ``input`` it evaluates those outputs, whoever computed them.
+        With ``output`` in place of ``input`` it evaluates these outputs, from any source.
         """
         figures, check_finite = self.roles.figures, checks.flag("check_finite", check_finite)
         if not figures:
@@ -770,29 +770,29 @@ class Model(methods.Native, hints.Closed):
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:
         """Write program, parameters, optimizer state and counters to one file, without pickle.
 
-        ``path`` may be a binary file that is open.
+        ``path`` may be an open binary file.
 
         Raises
         ------
-        FileError : it cannot be written; a file that was there is unchanged.
+        FileError : the file cannot be written; an existing file is unchanged.
         """
         files.write(self, path)
 
     def to_python(self, path: str | PathLike[str]) -> None:
-        """Write the model as a script that trains and predicts with NumPy alone: ``path``, and its weights beside it as .npy.
+        """Write the model as a script that trains and predicts with NumPy alone: ``path``, with its weights beside it as .npy.
 
-        A row is a line, on views of one array at the offsets of the plan.  ``python train.py --data data.npz --epochs 5``
+        Each row is one line, on views of one array at the plan's offsets.  ``python train.py --data data.npz --epochs 5``
         trains; `step`, `predict` and `evaluate` of the script take batches of any size, as this model's do.
 
         Parameters
         ----------
-        path : such as "train.py": it ends with .py; files of both names are replaced, each whole or not at all.
+        path : such as "train.py": it ends with .py; existing files of both names are replaced, each completely or not at all.
 
         Raises
         ------
-        UnsupportedOperator : a row has no text, such as that of an operator of your own that is no formula.
+        UnsupportedOperator : a row has no NumPy text, such as that of a custom operator that is no formula.
         CalcError : the path does not end with .py.
-        FileError : a file cannot be written; what was there is unchanged.
+        FileError : a file cannot be written; an existing one is unchanged.
         """
         from calcvm.script.document import Parts, write
 
@@ -805,7 +805,7 @@ class Model(methods.Native, hints.Closed):
         )
 
     def __reduce__(self) -> Any:
-        """Pickled and copied as the file that `save` writes; the copy has a heap of its own."""
+        """Pickled and copied as the file that `save` writes; the copy has a new heap."""
         file = BytesIO()
         self.save(file)
         own = {name: value for name, value in vars(self).items() if name not in ("resident", "_plan", "roles")}
@@ -819,10 +819,10 @@ def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
 
 
 def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
-    """The graph of layers, or the user's own, which has all that is said of layers."""
+    """The graph of layers, or the custom graph, which must not come with options for layers."""
     if isinstance(net, CalcGraph):
         if options:
-            raise CalcError(f"Model: a graph of your own has its {next(iter(options))} already: leave it out")
+            raise CalcError(f"Model: a custom graph has its {next(iter(options))} already: leave it out")
         return net
     for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
         if what not in options:
@@ -831,23 +831,23 @@ def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
 
 
 def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
-    """A model that `Model.save` wrote, in a heap of its own; its program is verified.
+    """A model that `Model.save` wrote, in a new heap; its program is verified.
 
-    Nothing of the file is trusted, and the memory for its content is that of its size.  Running a model takes its
-    program's ``heap_bytes``, whatever the file's size: look at those of a stranger's file before, by
-    ``cv.load_program(path).heap_bytes``, or set a limit.
+    Nothing in the file is trusted, and reading it takes only memory of the file's size.  Running the model takes the program's
+    ``heap_bytes``, whatever the file's size.  For a file from an unknown source, check ``cv.load_program(path).heap_bytes``
+    first, or set a limit.
 
     Parameters
     ----------
-    path : path, or a binary file that is open.
+    path : path, or an open binary file.
     memory : int or str, optional
-        The most bytes that the heap may take, or a text such as ``"64 MiB"`` (default: the machine's memory).
+        Maximum bytes of the heap, or a text such as ``"64 MiB"`` (default: the machine's memory).
 
     Raises
     ------
     ProgramError : the file is truncated, altered, foreign, or of an unknown version.
-    PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
-    FileError : it cannot be read.
+    PlanError : the heap would exceed ``memory``, or the machine's memory (``needed`` and ``allowed`` bytes).
+    FileError : the file cannot be read.
     """
     resident = files.read(path, memory)
     try:

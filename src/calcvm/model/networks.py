@@ -1,4 +1,4 @@
-"""The graph of a network of layers: its loss, with weights where they are wanted, and its metrics."""
+"""The graph of a network of layers: its loss, with sample weights if requested, and its metrics."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from calcvm.optim import Optimizer, optimizer_of
 
 SOFTMAX, BINARY = "softmax_cross_entropy", "binary_cross_entropy"
 LOSS_WANTED = "a function of (output, target) that returns a variable of one element"
-TERMS_WANTED = "with sample_weight a function of (output, target) that returns a variable with a term a sample"
+TERMS_WANTED = "with sample_weight a function of (output, target) that returns a variable with one term per sample"
 
 
 def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
-    """Of each row the cross entropy of softmax(x) against labels, or probabilities."""
+    """For each row, the cross entropy of softmax(x) against labels or probabilities."""
     axis = F.class_axis(x)
     log_p = F.log_softmax(x, axis)
     if t.shape == x.shape:
-        return -F.sum(_without_part(t, t * log_p), axes=axis)  # a class of probability 0 may have the score -inf
+        return -F.sum(_without_part(t, t * log_p), axes=axis)  # a class with probability 0 may have the score -inf
     log_p = F.channels_last(log_p) if axis == 1 else log_p
     return -F.pick(log_p, t if t.rank < x.rank else F.reshape(t, log_p.descriptor.generic[:-1]))
 
@@ -42,7 +42,7 @@ LOSSES: dict[str, Callable[..., Variable]] = {
     "mae": F.mae,
     "huber": F.huber,
 }
-# What each loss is the mean of: to be weighted before.
+# The terms whose mean is the loss, before weighting.
 TERMS: dict[str, Callable[..., Variable]] = {
     SOFTMAX: _labels_or_probabilities,
     BINARY: lambda x, t: apply("binary_cross_entropy_term", x, t),
@@ -53,7 +53,7 @@ TERMS: dict[str, Callable[..., Variable]] = {
 
 
 def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> Variable:
-    """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
+    """Fraction of correct classes.  One output is compared with the loss's threshold; of several, the largest score counts."""
     if not isinstance(loss, str):
         loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
     one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
@@ -61,8 +61,8 @@ def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> 
         return F.accuracy(x, t, ignore_index=ignore_index)
     if loss not in THRESHOLDS:
         raise CalcError(
-            f"metric 'accuracy' of one output {x}: the loss, a function, does not say from where on it is class 1: take the loss "
-            "binary_cross_entropy of logits, an output a class, or a function of (output, target) as the metric"
+            f"metric 'accuracy' of one output {x}: a loss function does not define the threshold of class 1: use the loss "
+            "binary_cross_entropy on logits, one output per class, or a function of (output, target) as the metric"
         )
     return F.mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None))
 
@@ -72,7 +72,7 @@ def _judges(op: Operation, x: Variable) -> bool:
     return op.spec.category == "loss" and op.inputs[op.spec.inputs[0]].source is x.source
 
 
-# Above which an output stands for class 1, by the loss.
+# Thresholds by loss: an output above it means class 1.
 THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5}
 
 
@@ -103,7 +103,7 @@ def build_graph(
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
-    The parameters are those of `Model`.  What of ``preprocess`` draws, and the layers after it, are part of learn and predict.
+    The parameters are those of `Model`.  Random layers of ``preprocess``, and those after them, are part of learn and predict.
     """
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
     if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
@@ -119,8 +119,8 @@ def build_graph(
     )
     if ignore_index is not None and loss != SOFTMAX:
         raise CalcError(
-            f"ignore_index is of the loss {SOFTMAX!r} of labels: a function of (output, target) gives it to "
-            "cv.softmax_cross_entropy, and one for its metric to cv.accuracy"
+            f"ignore_index needs the loss {SOFTMAX!r} with labels: a loss function passes it to "
+            "cv.softmax_cross_entropy, and a metric function to cv.accuracy"
         )
     judges = _metrics(loss, metrics, ignore_index)
     optimizer = optimizer_of(optimizer)
@@ -177,8 +177,8 @@ def build_graph(
         ""
         if channels_last or not _seems_turned(input_shape)
         else (
-            f"input_shape {input_shape} is of {input_shape[0]} channels, {input_shape[1]} by {input_shape[2]}: of images whose "
-            "channels are last channels_last=True says so, or move them first, X.transpose(0, 3, 1, 2)"
+            f"input_shape {input_shape} has {input_shape[0]} channels, {input_shape[1]} by {input_shape[2]}: if the images' "
+            "channels are last, give channels_last=True, or move them first, X.transpose(0, 3, 1, 2)"
         )
     )
     with g.path("learn", backward=True, adopt=False) as learn:
@@ -188,7 +188,7 @@ def build_graph(
             if not turned:
                 raise
             raise ShapeError(f"{error}; {turned}") from None
-        if sample_weight and isinstance(loss, str):  # whose terms are other operators
+        if sample_weight and isinstance(loss, str):  # the weighted terms use other operators
             check_scores(loss, y)
         if target_shape is None:
             sizes = [s.b for s in y.shape]
@@ -211,7 +211,7 @@ def build_graph(
 
 
 def _seems_turned(shape: tuple[int, ...]) -> bool:
-    """Whether the shape of a sample is as of a square image with its channels last."""
+    """Whether the shape of a sample looks like a square image with its channels last."""
     return len(shape) == 3 and shape[0] == shape[1] > 4 >= shape[2]
 
 
@@ -224,23 +224,23 @@ def _check_learns_nothing(preprocessing: Iterable[Variable]) -> None:
 
 
 def _weighted(terms: Variable, weight: Variable) -> Variable:
-    """The terms of each sample times its weight; 0 of a weight of 0, whatever the terms are."""
+    """The terms of each sample times its weight; exactly 0 for a weight of 0, whatever the terms are."""
     weight = _as(terms, weight)
     return _without_part(weight, terms * weight)
 
 
 def _as(terms: Variable, weight: Variable) -> Variable:
-    """The weight of each sample, to meet its terms."""
+    """The weight of each sample, reshaped to broadcast with its terms."""
     return F.reshape(weight, (None, *(1 for _ in terms.shape[1:]))) if terms.rank > 1 else weight
 
 
 def _without_part(part: Variable, x: Variable) -> Variable:
-    """x, and 0 where its ``part`` is 0; no gradient goes to x there."""
+    """x, with 0 where ``part`` is 0; x gets no gradient there."""
     return apply("where", apply("not_equal", part, 0.0), x, 0.0)
 
 
 def _metrics(loss: Any, given: Any, ignore_index: int | None) -> dict[str, Callable[..., Variable]]:
-    """Functions of (output, target) by name; by default the accuracy, where the loss has classes."""
+    """Functions of (output, target) by name; the default is the accuracy, if the loss has classes."""
     if given is None:
         given = ["accuracy"] if loss == SOFTMAX else []
     wanted = f"a list of names ({', '.join(METRICS)}) or functions of (output, target)"
@@ -255,7 +255,7 @@ def _metrics(loss: Any, given: Any, ignore_index: int | None) -> dict[str, Calla
             raise CalcError(f"metric {checks.shown(metric)} is unknown; give {wanted}")
         if name in found or name == "loss":
             raise CalcError(
-                f"two figures would be called {name!r}: give functions with names of their own (def, not lambda)"
+                f"two figures would be called {name!r}: give functions with different names (def, not lambda)"
             )
         found[name] = function
     return found

@@ -1,4 +1,4 @@
-"""What of a program a `Model` uses."""
+"""The parts of a program that a `Model` uses."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
-WEIGHT = "sample_weight"  # the placeholder of what each sample counts in the loss
-TRAINED = "learn."  # names of results of the path learn that judge a model while it trains begin so
+WEIGHT = "sample_weight"  # the placeholder for the weight of each sample in the loss
+TRAINED = "learn."  # prefix of results of path learn that judge a model while it trains
 
 
 @dataclass(frozen=True)
 class Roles:
     """Placeholders and results of the paths learn and predict, by name.
 
-    inputs : what the outputs are computed from.
-    targets : what learning, or judging, needs beside them.
-    outputs : what `Model.predict` gives.
-    figures : results of predict that judge a model (single numbers), and what each is called in a `History`.
-    whole : placeholders that have no samples: what they hold is given once.
-    columns : those that take data of shape (n,) as (n, 1).
-    trained : the loss of learn, and results of it that judge a model while it trains, and what each is called there.
+    inputs : the outputs are computed from these.
+    targets : learning, or judging, needs these in addition.
+    outputs : the results that `Model.predict` returns.
+    figures : scalar results of predict that judge a model, with their names in a `History`.
+    whole : placeholders without samples: their contents are given once.
+    columns : those that accept data of shape (n,) as (n, 1).
+    trained : the loss of learn, and its results that judge a model while it trains, with their names there.
     """
 
     inputs: tuple[str, ...]
@@ -61,17 +61,17 @@ class Roles:
 
     @property
     def weighted(self) -> bool:
-        """Whether the loss has a weight for each sample."""
+        """Whether the loss has a weight per sample."""
         return WEIGHT in self.targets
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The targets but for the weights."""
+        """The targets without the weights."""
         return tuple(name for name in self.targets if name != WEIGHT)
 
 
 def figures(loaded: Loaded) -> dict[str, str]:
-    """Results of the path predict that judge a model, and what each is called."""
+    """Results of the path predict that judge a model, with their names."""
     outputs = _declared(loaded)
     floats = [name for name in _readable(loaded) if name not in loaded.own_types]
     names = [
@@ -83,13 +83,13 @@ def figures(loaded: Loaded) -> dict[str, str]:
 
 
 def _declared(loaded: Loaded) -> list[str]:
-    """The outputs that somebody has named."""
+    """The outputs that the graph names."""
     facts = loaded.paths["predict"]
     return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
 
 
 def _readable(loaded: Loaded, path: str = "predict") -> list[str]:
-    """Results of a path that are there when it has run."""
+    """Results of a path that exist once it has run."""
     return [
         name for name, facts in loaded.variables.items()
         if facts["path"] == path and facts["symbol"] is not None and not facts["unreadable"]

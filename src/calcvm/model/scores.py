@@ -1,4 +1,4 @@
-"""Outputs that are scores of classes: what a program's loss says of them."""
+"""Outputs that are scores of classes, as determined from a program's loss."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from calcvm.vm.program.program import Program
 
 
 class Scores(NamedTuple):
-    """What the loss of the path predict takes its output for.  axis : that of the classes, None where each output is one."""
+    """The meaning of predict's output for its loss.  axis : that of the classes; None: each output is one class."""
 
     axis: int | None
 
-    @np.errstate(all="ignore")  # whatever the caller has NumPy do: what is too small is 0
+    @np.errstate(all="ignore")  # independent of the caller's NumPy settings: underflow gives 0
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
         return sigmoid(scores) if self.axis is None else softmax(scores, self.axis)
 
     def classes(self, scores: np.ndarray, above: float = 0) -> np.ndarray:
-        """The class of the largest score, int64; of equals the lowest.  Without an axis 1 where a score is ``above``, else 0."""
+        """The class of the largest score, int64; the lowest among equals.  Without an axis: 1 if a score is ``above``, else 0."""
         return (scores > above).astype(np.int64) if self.axis is None else scores.argmax(axis=self.axis)
 
     def votes(self, scores: np.ndarray) -> np.ndarray:
-        """1 where the class is, 0 elsewhere."""
+        """1 for the predicted class, 0 elsewhere."""
         if self.axis is None:
             return scores > 0
         return np.moveaxis(np.eye(scores.shape[self.axis])[self.classes(scores)], -1, self.axis)
 
 
 def scores_of(program: Program) -> Scores | None:
-    """What the output of the path predict is scores of; None where it is none."""
+    """The kind of scores that the output of path predict holds; None: it holds none."""
     name = program.info["paths"]["predict"]["output"]
     facts = None if name is None else program.info["variables"][name]
     if facts is None or facts["symbol"] is None:
         return None
     output = program.copied_from("predict", facts["symbol"])
-    seen = {output}  # and what has them but in rows that are ignored
+    seen = {output}  # also values that differ from it only in ignored rows
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
         row = stem_of(program.spec(pc).name)
         if row == WHERE_ROW and program.symbol_of(pc, "a") in seen:
@@ -57,7 +57,7 @@ def needed(program: Program) -> Scores:
     """As `scores_of` (CalcError: the outputs are no scores)."""
     scores = scores_of(program)
     if scores is None:
-        raise CalcError("the model has no classes: its loss is no cross-entropy of scores (N, classes), take predict")
+        raise CalcError("the model has no classes: its loss is no cross-entropy of scores (N, classes); use predict")
     return scores
 
 

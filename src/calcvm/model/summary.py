@@ -10,7 +10,7 @@ from calcvm.vm.program.program import Program
 
 
 def layers(program: Program, path: str) -> list[str]:
-    """A table of a path's layers, which programs of former versions do not know."""
+    """A table of a path's layers; empty for programs of earlier versions, which lack them."""
     lines = program.info.get("layers", {}).get(path)
     if not lines:
         return []
@@ -26,7 +26,7 @@ def layers(program: Program, path: str) -> list[str]:
 
 
 def summary(model: Resident, roles: Roles) -> str:
-    """Tables of a model's layers and parameters, and lines about what trains it and what it takes."""
+    """Tables of a model's layers and parameters, and lines about its training and resources."""
     program, loaded = model.program, model.loaded
     learn = loaded.training("learn")
     rows, total, trained = [["parameter", "shape", "elements", "trained"]], 0, 0

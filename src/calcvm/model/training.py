@@ -1,4 +1,4 @@
-"""The loop of `Model.fit`: epochs in compiled code, what judges the model after each, who is told of it."""
+"""The loop of `Model.fit`: epochs in compiled code, validation after each epoch, and callbacks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class Training:
     """A training of a model.
 
-    run : the passes over its data, or over batches as they come, which give the means of results, the loss and perhaps
+    run : the passes over its data, or over a stream of batches; it provides the means of results: the loss and any
         metrics of the path learn.
-    judge : gives figures of validation data, when called after an epoch.
-    callbacks : who is told of steps and epochs, and may end it.
-    checkpoint : epochs after which the model is written to a store that outlives the process.
+    judge : returns figures of the validation data, after an epoch.
+    callbacks : called after steps and epochs; they may end the training.
+    checkpoint : epochs between two writes of the model to a persistent store.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Training:
         self.loss = next(iter(self.trained))
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
         self.checkpoint = checkpoint
-        self._epochs: int | None = None  # the model's, with the one that ends
+        self._epochs: int | None = None  # the model's count, including the epoch that ends
         self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
 
     def epochs(self, n: int, shuffle: bool, terminate_on_nan: bool, progress: bool) -> History:
-        """Train for ``n`` epochs, or until somebody ends it; Ctrl-C does so between two steps."""
+        """Train for ``n`` epochs, or until a callback ends it; Ctrl-C ends it between two steps."""
         history, diverged = History(), ""
         for c in self.callbacks:
             c.on_train_begin(self.model)
@@ -74,7 +74,7 @@ class Training:
                     break
         except KeyboardInterrupt:
             history.stopped = "interrupted"
-        finally:  # an epoch may be over, and nothing have been told of it
+        finally:  # an epoch may be over, but not yet recorded
             if self.run.passes > len(history.epochs):
                 self._count()
                 history.epochs.append({**self._trained(), "seconds": time.perf_counter() - start})
@@ -86,7 +86,7 @@ class Training:
         if diverged and not terminate_on_nan:
             history.stopped += f"; {diverged}"
             warnings.warn(
-                f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
+                f"{diverged}, and training went on: use a smaller learning rate, look for NaN in the data with "
                 "check_finite=True, or stop there with terminate_on_nan=True",
                 CalcWarning,
                 stacklevel=5,  # the line that calls fit; before it are `hinted` and `_training`
@@ -94,7 +94,7 @@ class Training:
         return history
 
     def _pass(self, epoch: int, shuffle: bool, report: Epochs) -> str:
-        """Run an epoch; why training ends before its end, or ""."""
+        """Run an epoch; returns the reason if training ends in it, else ""."""
         model, run, why = self.model, self.run, ""
         run.begin(shuffling_key(model.resident.seed, model.epochs_done) if shuffle else None)
         with closing(run.slices(SLICE_SECONDS, [mark for _, mark in self._of_steps])) as slices:
@@ -108,11 +108,11 @@ class Training:
         if not (isinstance(run, Stream) and run.ended):
             return why
         if epoch == 0:
-            raise CalcError("fit: no batch has come: the iterable is empty, or was used up before")
+            raise CalcError("fit: no batch came: the iterable is empty, or was consumed before")
         return f"no batch came in epoch {epoch + 1}"
 
     def _count(self) -> None:
-        """Count an epoch as done; again, after an interrupt in the middle of that, changes nothing."""
+        """Count an epoch as done; a second call, after an interrupt in the first, changes nothing."""
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
         self.model.resident.facts["rounds"] = self._epochs
@@ -120,12 +120,12 @@ class Training:
             self.model.resident.commit()
 
     def _figures(self) -> dict[str, float]:
-        """Of the epoch that is done."""
+        """The figures of the finished epoch."""
         figures = self._trained()
         if self.judge is not None:
             figures |= {f"val_{name}": value for name, value in self.judge().items()}
         return figures
 
     def _trained(self) -> dict[str, float]:
-        """What the epoch has found while it trained."""
+        """The figures computed during the epoch's training."""
         return {called: self.run.mean(name) for name, called in self.trained.items()}

@@ -1,4 +1,4 @@
-"""Layers: parts of a network that make their own parameters, composed with ``>>``."""
+"""Layers: parts of a network that create their own parameters, composed with ``>>``."""
 
 from calcvm import hints
 from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip

@@ -1,4 +1,4 @@
-"""Layers that prepare images, and that change them by chance while training: data augmentation."""
+"""Layers that prepare images, and layers that vary them randomly during training: data augmentation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from calcvm.ops.resizing import BEYOND
 
 
 class _Augmented(Layer):
-    """Base of what draws while training."""
+    """Base of layers that draw random numbers during training."""
 
     stateless: ClassVar[bool] = True
     random = True
 
     def _check(self, least: int, mode: str, **sizes: Any) -> None:
-        """Of numbers, or one an axis, each."""
+        """Check the mode, and sizes: each a number, or one per axis."""
         for field, value in sizes.items():
             what = f"{type(self).__name__}: {field}"
-            several = [value] if checks.is_integer(value) else checks.items(what, value, "a number, or one an axis,")
+            several = [value] if checks.is_integer(value) else checks.items(what, value, "a number, or one per axis,")
             for v in several:
                 checks.integer(what, v, least, 2**31)
         checks.choice(f"{type(self).__name__}: mode", mode, BEYOND)
@@ -32,7 +32,7 @@ class _Augmented(Layer):
 
 @dataclass(repr=False, eq=False)
 class RandomCrop(_Augmented):
-    """A part of each padded image at a place that is drawn, otherwise its middle: `calcvm.random_crop`."""
+    """A random crop of each padded image; without training the center crop: `calcvm.random_crop`."""
 
     size: Any
     padding: Any = 0
@@ -49,9 +49,9 @@ class RandomCrop(_Augmented):
 
 @dataclass(repr=False, eq=False)
 class RandomShift(_Augmented):
-    """Each image shifted along its spatial axes by up to ``most`` elements, one for all or one each; otherwise as it is.
+    """Each image shifted along its spatial axes by up to ``most`` elements, one for all or one each; without training as it is.
 
-    mode : what comes in: "constant" zeros, "edge" its ends, "reflect" or "wrap", as of `calcvm.pad`.
+    mode : how vacated elements are filled, as in `calcvm.pad`: "constant" (zeros), "edge", "reflect" or "wrap".
     """
 
     most: Any
@@ -67,7 +67,7 @@ class RandomShift(_Augmented):
 
 @dataclass(repr=False, eq=False)
 class RandomHorizontalFlip(_Augmented):
-    """Each image mirrored left to right, along its last axis, with probability p; otherwise as it is."""
+    """Each image mirrored left to right, along its last axis, with probability p; without training as it is."""
 
     axis: ClassVar[int] = -1
     p: float = 0.5
@@ -83,18 +83,18 @@ class RandomHorizontalFlip(_Augmented):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Each image mirrored top to bottom, along its last axis but one, with probability p; otherwise as it is."""
+    """Each image mirrored top to bottom, along its second-last axis, with probability p; without training as it is."""
 
     axis = -2
 
 
 @dataclass(repr=False, eq=False)
 class Normalize(Layer):
-    """``(x - mean) / std`` of each channel of (N, C, *sizes): a number for all, or one each.
+    """``(x - mean) / std`` for each channel of (N, C, *sizes); mean and std are one number for all, or one per channel.
 
     Raises
     ------
-    CalcError : a number is not finite, or a deviation not above 0.
+    CalcError : a number is not finite, or a deviation is not above 0.
     """
 
     stateless: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class Normalize(Layer):
             if v.ndim > 1 or not v.size or not np.isfinite(v).all() or (name == "std" and not (v > 0).all()):
                 wanted = "numbers above 0" if name == "std" else "finite numbers"
                 raise CalcError(
-                    f"Normalize: {name} {checks.shown(getattr(self, name))}: give {wanted}, one for all or one a channel"
+                    f"Normalize: {name} {checks.shown(getattr(self, name))}: give {wanted}, one for all or one per channel"
                 )
             setattr(self, name, v.tolist())
 

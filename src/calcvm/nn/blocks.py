@@ -1,4 +1,4 @@
-"""Layers made of layers that all read one input."""
+"""Layers built from layers that all read one input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Residual(Layer):
 
     Raises
     ------
-    ShapeError : the two differ in shape.
+    ShapeError : the two have different shapes.
     """
 
     branch: Sequential
@@ -34,13 +34,14 @@ class Residual(Layer):
         if y.shape != s.shape:
             what = "shortcut" if self.shortcut else "input"
             raise ShapeError(
-                f"{scope}: the branch makes {y}, the {what} is {s}: they are added, and must be of one shape (shortcut= makes another of the input)"
+                f"{scope}: the branch gives {y}, the {what} is {s}: they are added, and must have one shape "
+                "(shortcut= changes that of the input)"
             )
         return y + s
 
 
 class Concat(Layer):
-    """What several branches make of the input, side by side along the channels (axis 1): Szegedy et al. 2015."""
+    """The results of several branches on one input, joined along the channels (axis 1): Szegedy et al. 2015."""
 
     branches: list[Sequential]
 
@@ -64,7 +65,7 @@ class Concat(Layer):
 
 
 def _all_different(layer: Layer, *parts: Sequential) -> Sequential:
-    """All layers of the parts; one with parameters that is in several is refused."""
+    """All layers of the parts; CalcError if a layer with parameters occurs twice."""
     try:
         return Sequential(*parts)
     except CalcError as error:

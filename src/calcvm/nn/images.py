@@ -13,8 +13,8 @@ from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted
 
 
 def _wanted(x: Variable, axes: int) -> str:
-    """The shape of images, for errors."""
-    return f"(N, channels, {axes} sizes)" + (": of one channel it is (N, 1, ...)" if x.rank == axes + 1 else "")
+    """The expected shape of images, for errors."""
+    return f"(N, channels, {axes} sizes)" + (": with one channel it is (N, 1, ...)" if x.rank == axes + 1 else "")
 
 
 @dataclass(repr=False, eq=False)
@@ -32,7 +32,7 @@ class _Windowed(Weighted):
     regularizer: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
-    def __post_init__(self: Any) -> None:  # dilation and groups are fields of each
+    def __post_init__(self: Any) -> None:  # dilation and groups are fields of the subclasses
         name, n = type(self).__name__, self.axes
         self.channels = checks.integer(f"{name}: channels", self.channels, 1, LARGEST_SIZE)
         self.kernel = images.sizes(f"{name}: kernel", self.kernel, n, 1)
@@ -45,7 +45,7 @@ class _Windowed(Weighted):
         self._check_starts()
 
     def _channels(self: Any, x: Variable, scope: str) -> int:
-        """Those of an input that the layer can take."""
+        """The channels of an input, checked."""
         self._given(x)
         if x.rank != self.axes + 2 or not x.shape[1].constant:
             raise ShapeError(f"{scope}: the input {x} is not {_wanted(x, self.axes)}")
@@ -59,7 +59,7 @@ class _Windowed(Weighted):
 class _Conv(_Windowed):
     """``y = conv(x, weight) + bias``: x (N, C, *sizes), weight (channels, C / groups, *kernel), bias (channels,).
 
-    kernel, stride, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.  Other settings as of `Linear`.
+    kernel, stride, dilation : a number, or one per axis.  padding : as in `calcvm.conv2d`.  Other settings as in `Linear`.
     """
 
     dilation: Any = 1
@@ -94,7 +94,7 @@ class Conv3d(_Conv):
 class ConvTranspose2d(_Windowed):
     """``y = conv_transpose(x, weight) + bias``: x (N, C, *sizes), weight (C, channels / groups, *kernel), bias (channels,).
 
-    kernel, stride, output_padding, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.
+    kernel, stride, output_padding, dilation : a number, or one per axis.  padding : as in `calcvm.conv2d`.
     """
 
     axes = 2
@@ -112,14 +112,14 @@ class ConvTranspose2d(_Windowed):
 
 
 class ConvTranspose1d(ConvTranspose2d):
-    """As `ConvTranspose2d`, of (N, C, L)."""
+    """As `ConvTranspose2d`, for (N, C, L)."""
 
     axes = 1
     function = staticmethod(images.conv_transpose1d)
 
 
 class ConvTranspose3d(ConvTranspose2d):
-    """As `ConvTranspose2d`, of (N, C, D, H, W)."""
+    """As `ConvTranspose2d`, for (N, C, D, H, W)."""
 
     axes = 3
     function = staticmethod(images.conv_transpose3d)
@@ -127,7 +127,7 @@ class ConvTranspose3d(ConvTranspose2d):
 
 # ---------------------------------------------------------------- pooling, sizes
 class _Window(Applied):
-    """Base of pooling by windows of a number of axes."""
+    """Base of pooling by windows over a fixed number of axes."""
 
     axes: ClassVar[int]
 
@@ -152,13 +152,13 @@ class MaxPool2d(_Window):
 
 
 class MaxPool1d(MaxPool2d):
-    """As `MaxPool2d`, of (N, C, L)."""
+    """As `MaxPool2d`, for (N, C, L)."""
 
     axes = 1
 
 
 class MaxPool3d(MaxPool2d):
-    """As `MaxPool2d`, of (N, C, D, H, W)."""
+    """As `MaxPool2d`, for (N, C, D, H, W)."""
 
     axes = 3
 
@@ -177,13 +177,13 @@ class AvgPool2d(_Window):
 
 
 class AvgPool1d(AvgPool2d):
-    """As `AvgPool2d`, of (N, C, L)."""
+    """As `AvgPool2d`, for (N, C, L)."""
 
     axes = 1
 
 
 class AvgPool3d(AvgPool2d):
-    """As `AvgPool2d`, of (N, C, D, H, W)."""
+    """As `AvgPool2d`, for (N, C, D, H, W)."""
 
     axes = 3
 
@@ -202,7 +202,7 @@ class LPPool2d(_Window):
 
 @dataclass(repr=False, eq=False)
 class AdaptiveAvgPool(Applied):
-    """The mean of each of so many windows that cover the image."""
+    """The mean of each of a given number of windows that cover the image: `calcvm.adaptive_avg_pool`."""
 
     function = staticmethod(images.adaptive_avg_pool)
     size: Any
@@ -210,7 +210,7 @@ class AdaptiveAvgPool(Applied):
 
 @dataclass(repr=False, eq=False)
 class AdaptiveMaxPool(Applied):
-    """The largest element of each of so many windows that cover the image."""
+    """The largest element of each of a given number of windows that cover the image: `calcvm.adaptive_max_pool`."""
 
     function = staticmethod(images.adaptive_max_pool)
     size: Any
@@ -232,7 +232,7 @@ class GlobalMaxPool(Applied):
 
 @dataclass(repr=False, eq=False)
 class Upsample(Applied):
-    """The image with its axes scaled: `calcvm.upsample`."""
+    """The image with its axes scaled or resized: `calcvm.upsample`."""
 
     function = staticmethod(images.upsample)
     scale: Any = None
@@ -243,7 +243,7 @@ class Upsample(Applied):
 
 @dataclass(repr=False, eq=False)
 class Pad(Applied):
-    """The image with elements around it: `calcvm.pad`."""
+    """The image with elements added around it: `calcvm.pad`."""
 
     function = staticmethod(images.pad)
     padding: Any

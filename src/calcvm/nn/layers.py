@@ -1,4 +1,4 @@
-"""What layers are, and those for values of any shape."""
+"""The base classes of layers, and layers for values of any shape."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
 
-LARGEST_SIZE = 2**40  # of a value, in elements
+LARGEST_SIZE = 2**40  # elements of a value
 AXES = 64  # more than any variable has
-LAYERS_SHOWN = 8  # of a network, where it has more
+LAYERS_SHOWN = 8  # longer networks are shortened in their repr
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
-    """A layer's ``build`` that leaves nothing behind where it is refused.
+    """Make a layer's ``build`` transactional: if it raises, the graph is as before.
 
-    A scope ends with a dot where it is a network's, and is a layer's name without one: both take either.  A layer alone, without a
-    scope, is a network of one.
+    A network's scope ends with a dot and a layer's does not; both accept either form.  A layer built alone, without a
+    scope, is a network of one layer.
     """
 
     @wraps(build)
@@ -53,10 +53,10 @@ def _same(value: Any, default: Any) -> bool:
 
 
 class Layer(Answering):
-    """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
+    """Base class of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
-    stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
-    random: bool = False  # training draws numbers, or a part of it does so
+    stateless: ClassVar[bool] = False  # it has no parameters, so a network may contain it several times
+    random: bool = False  # it, or a layer inside it, draws random numbers in training
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -69,12 +69,12 @@ class Layer(Answering):
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         raise CalcError(
-            f"{type(self).__name__} is no function: layers are composed by >>, and a cv.Model of them has predict(X); a layer "
-            "inside one of your own is layer.build(x, scope, training)"
+            f"{type(self).__name__} is not a function: layers are composed by >>, and a cv.Model of them has predict(X); inside a "
+            "custom layer, call layer.build(x, scope, training)"
         )
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        """The layer's output; parameters of ``scope`` that the graph has already are shared."""
+        """Build the layer and return its output.  Parameters of ``scope`` that the graph already has are shared."""
         raise CalcError(f"{type(self).__name__} has no method build(self, x, scope, training), which layers need")
 
     def __rshift__(self, other: Layer) -> Sequential:
@@ -84,7 +84,7 @@ class Layer(Answering):
         return Sequential(other, self)
 
     def __repr__(self) -> str:
-        """As it was made, but for settings that are as they are by default."""
+        """The constructor call, without settings that have their default."""
         settings: list[Any] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
         told = [
             f"{f.name}={checks.shown(value)}" for f in settings if not _same(value := getattr(self, f.name), f.default)
@@ -92,7 +92,7 @@ class Layer(Answering):
         return f"{type(self).__qualname__}({', '.join(told)})"
 
     def _given(self, x: Any) -> None:
-        """Check an input, and the settings again, which are fields that may have been set since."""
+        """Check an input, and the settings again, since the fields may have been changed."""
         checks.one_of(f"build of {self!r}", x, Variable, "a variable of a graph")
         getattr(self, "__post_init__", lambda: None)()
 
@@ -102,11 +102,11 @@ class Layer(Answering):
 
 
 class Sequential(Layer):
-    """Layers one after the other: ``Linear(64) >> Sigmoid() >> Linear(10)``.
+    """Layers in sequence: ``Linear(64) >> Sigmoid() >> Linear(10)``.
 
     Raises
     ------
-    CalcError : something is no layer, or a layer with parameters is there twice.
+    CalcError : something is not a layer, or a layer with parameters occurs twice.
     """
 
     layers: list[Layer]
@@ -116,13 +116,13 @@ class Sequential(Layer):
         known: set[int] = set()
         for layer in layers:
             if isinstance(layer, (list, tuple)):
-                raise CalcError("a network: layers are given one by one, nn.Sequential(*layers), or joined by >>")
+                raise CalcError("a network: give layers one by one, nn.Sequential(*layers), or join them by >>")
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
             for inner in layer if isinstance(layer, Sequential) else [layer]:
                 if not inner.stateless and id(inner) in known:
                     raise CalcError(
                         f"a network has the same {inner!r} twice, and layers do not share weights: make another "
-                        f"{type(inner).__name__}, or a graph of your own that uses one parameter twice"
+                        f"{type(inner).__name__}, or build a graph that uses one parameter twice"
                     )
                 self.layers.append(inner)
                 known.add(id(inner))
@@ -147,16 +147,16 @@ class Sequential(Layer):
             x = layer.build(x, name, training)
             checks.one_of(f"build of {layer!r} must return a variable", x, Variable, "a variable")
             for op in path.operations[start:]:
-                op.layer = op.layer or name  # those of layers inside it are theirs
+                op.layer = op.layer or name  # operators of inner layers keep theirs
             path.layers[name] = x, len(path.operations)
         return x
 
 
 class Weighted(Layer):
-    """Base of layers with a weight and a bias, whose settings are fields of them.
+    """Base class of layers with a weight and a bias.  Settings are fields of the layer.
 
-    init, bias_init : initializers, their names, or arrays (default XavierUniform, Zeros).  trainable : False freezes
-    the layer.
+    init, bias_init : initializers, their names, or arrays (default XavierUniform, Zeros).
+    trainable : False freezes the layer.
     """
 
     bias: bool
@@ -169,7 +169,7 @@ class Weighted(Layer):
         name = type(self).__name__
         self.trainable = checks.flag(f"{name}: trainable", self.trainable)
         self.regularizer = regularizer_of(name, self.regularizer)
-        for start in ("init", "bias_init"):  # of arrays the shape is looked at when its inputs are known
+        for start in ("init", "bias_init"):  # shapes of arrays are checked when the inputs are known
             given = getattr(self, start)
             if given is not None and not hasattr(given, "__len__") or isinstance(given, str):
                 setattr(self, start, initializer_of(f"{name}: {start}", given, (1, 1)))
@@ -177,7 +177,7 @@ class Weighted(Layer):
     def _parameters(
         self, x: Variable, scope: str, weight: tuple[int, ...], units: int
     ) -> tuple[Variable, Variable | None]:
-        """Its weight and bias, made once and shared by every path that builds the layer."""
+        """The weight and bias, created once and shared by every path that builds the layer."""
         parameter = shared(x, self.trainable)
         w = parameter(f"{scope}.weight", weight, self.init, self.regularizer)
         if tuple(n.b for n in w.shape) != weight:
@@ -204,8 +204,8 @@ class Linear(Weighted):
         self.units = checks.integer("Linear: units", self.units, 1, LARGEST_SIZE)
         if checks.is_integer(self.bias):
             raise CalcError(
-                f"Linear: bias must be True or False, not {self.bias!r}: Linear(units) finds out itself how many values "
-                f"it is given; PyTorch's Linear({self.units}, {self.bias}) is nn.Linear({self.bias})"
+                f"Linear: bias must be True or False, not {self.bias!r}: Linear(units) infers the number of inputs; "
+                f"PyTorch's Linear({self.units}, {self.bias}) is nn.Linear({self.bias})"
             )
         self.bias = checks.flag("Linear: bias", self.bias)
         self._check_starts()
@@ -218,7 +218,7 @@ class Linear(Weighted):
 
 
 def shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
-    """Parameters of the graph by name: made once, shared by every path that builds the layer."""
+    """A function that finds or creates parameters by name, to share them among all paths that build the layer."""
 
     def parameter(name: str, shape: tuple[int, ...], init: Any, regularizer: Any) -> Variable:
         known = x.graph.variables.get(name)
@@ -229,7 +229,7 @@ def shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
 
 @dataclass(repr=False, eq=False)
 class Center(Layer):
-    """x less its mean over the batch while training, less the running mean otherwise."""
+    """x minus its mean over the batch in training, minus the running mean otherwise."""
 
     momentum: float = 0.1
 
@@ -248,7 +248,7 @@ class Center(Layer):
 
 @dataclass(repr=False, eq=False)
 class Dropout(Layer):
-    """Zeroes elements with probability ``rate`` while training; nothing otherwise."""
+    """Zero elements with probability ``rate`` in training; otherwise x unchanged."""
 
     stateless: ClassVar[bool] = True
     random = True
@@ -264,7 +264,7 @@ class Dropout(Layer):
 
 
 class Dropout2d(Dropout):
-    """Zeroes channels of (N, C, *sizes), of any number of sizes, with probability ``rate`` while training."""
+    """Zero channels of (N, C, *sizes), for any number of sizes, with probability ``rate`` in training."""
 
     function = staticmethod(F.dropout2d)
 
@@ -290,7 +290,7 @@ class Function(Layer):
 
 
 class Applied(Layer):
-    """Base of layers without parameters: a function of one variable, whose settings are fields of the layer."""
+    """Base class of layers without parameters: a function of one variable, with the settings as fields of the layer."""
 
     stateless: ClassVar[bool] = True
     function: ClassVar[Callable[..., Variable]]
@@ -302,7 +302,7 @@ class Applied(Layer):
 
 @dataclass(repr=False, eq=False)
 class Activation(Applied):
-    """Base of those that are an operator on every element, or on every row."""
+    """Base class of layers that apply one operator to every element, or every row."""
 
     def __post_init__(self) -> None:
         """Fields are numbers unless a layer says otherwise."""
@@ -314,7 +314,7 @@ class Activation(Applied):
 
 @dataclass(repr=False, eq=False)
 class Scale(Activation):
-    """``a * x + b`` with constants: scaling of raw data, for example."""
+    """``a * x + b`` with constants, for example to scale raw data."""
 
     a: float = 1.0
     b: float = 0.0
@@ -323,13 +323,13 @@ class Scale(Activation):
 
 @dataclass(repr=False, eq=False)
 class Flatten(Activation):
-    """(B, ...) as (B, elements of a sample).  Costs nothing."""
+    """(B, ...) as (B, n), n the elements per sample.  A view: it costs nothing."""
 
     function = staticmethod(F.flatten)
 
 
 class Reshape(Layer):
-    """Another shape for each sample: ``Reshape(8, 8)``."""
+    """Give each sample another shape: ``Reshape(8, 8)``."""
 
     stateless: ClassVar[bool] = True
 
@@ -380,7 +380,7 @@ class Tanh(Activation):
 
 @dataclass(repr=False, eq=False)
 class GELU(Activation):
-    """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
+    """x * Phi(x); Phi, the normal distribution function, is computed by erf ("none") or approximated by "tanh"."""
 
     approximate: str = "none"
     function = staticmethod(F.gelu)
@@ -398,7 +398,7 @@ class SiLU(Activation):
 
 @dataclass(repr=False, eq=False)
 class SELU(Activation):
-    """1.0507 times x where positive, elsewhere times 1.6733 * (exp(x) - 1)."""
+    """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere."""
 
     function = staticmethod(F.selu)
 
@@ -412,7 +412,7 @@ class Mish(Activation):
 
 @dataclass(repr=False, eq=False)
 class HardSigmoid(Activation):
-    """x/6 + 1/2 within [0, 1]."""
+    """x/6 + 1/2, clipped to [0, 1]."""
 
     function = staticmethod(F.hard_sigmoid)
 
@@ -426,14 +426,14 @@ class HardSwish(Activation):
 
 @dataclass(repr=False, eq=False)
 class ReLU6(Activation):
-    """x within [0, 6]."""
+    """x clipped to [0, 6]."""
 
     function = staticmethod(F.relu6)
 
 
 @dataclass(repr=False, eq=False)
 class PReLU(Layer):
-    """x where positive, a learnt slope times x elsewhere: one slope, or one a channel (axis 1)."""
+    """x where positive, a learned slope times x elsewhere: one slope, or one per channel (axis 1)."""
 
     per_channel: bool = False
     slope: float = 0.25
@@ -467,7 +467,7 @@ class ELU(Activation):
 
 @dataclass(repr=False, eq=False)
 class Softmax(Activation):
-    """exp(x) normalized to sum 1 over an axis, which is the last one."""
+    """exp(x) normalized to sum 1 over the last axis."""
 
     axis: int = -1
     function = staticmethod(F.softmax)
@@ -478,6 +478,6 @@ class Softmax(Activation):
 
 @dataclass(repr=False, eq=False)
 class LogSoftmax(Softmax):
-    """log(softmax(x)), over the last axis."""
+    """log(softmax(x)) over the last axis."""
 
     function = staticmethod(F.log_softmax)

@@ -1,4 +1,4 @@
-"""Layers that normalize: with a scale and a shift that are learnt, unless ``affine=False``."""
+"""Normalization layers.  Scale and shift are learned, unless ``affine=False``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Norm(Layer):
             if isinstance(f.default, bool):
                 setattr(self, f.name, checks.flag(f"{name}: {f.name}", value))
             elif isinstance(f.default, float):
-                more = {"ends": "[)", "unless": " (sizes are those of the input)"} if f.name == "eps" else {}
+                more = {"ends": "[)", "unless": " (the layer reads sizes off its input)"} if f.name == "eps" else {}
                 setattr(self, f.name, checks.number(f"{name}: {f.name}", value, 0, 1, **more))
             else:
                 setattr(self, f.name, checks.integer(f"{name}: {f.name}", value, 1, 2**31))
@@ -37,7 +37,7 @@ class _Norm(Layer):
         return x.shape[1].b
 
     def _affine(self, x: Variable, scope: str, shape: tuple[int, ...], *names: str) -> list[Variable | None]:
-        """Scale and shift, or as many None."""
+        """Scale and shift, or None for each."""
         starts: dict[str, Any] = {"scale": Ones(), "shift": Zeros()}
         make = shared(x, True)
         return [make(f"{scope}.{name}", shape, starts[name], None) if self.affine else None for name in names]
@@ -45,7 +45,7 @@ class _Norm(Layer):
 
 @dataclass(repr=False, eq=False)
 class BatchNorm(_Norm):
-    """Channels normalized over the batch while training, by running statistics otherwise: `calcvm.batch_norm`."""
+    """Channels normalized over the batch in training, by running statistics otherwise: `calcvm.batch_norm`."""
 
     momentum: float = 0.1
 
@@ -103,7 +103,7 @@ class LayerNorm(_Norm):
 
 @dataclass(repr=False, eq=False)
 class RMSNorm(LayerNorm):
-    """Each sample's last ``axes`` axes by their root mean square: `calcvm.rms_norm`."""
+    """Each sample's last ``axes`` axes divided by their root mean square: `calcvm.rms_norm`."""
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         (scale,) = self._affine(x, scope, self._last(x, scope), "scale")
@@ -112,7 +112,7 @@ class RMSNorm(LayerNorm):
 
 @dataclass(repr=False, eq=False)
 class LocalResponseNorm(Layer):
-    """Each channel by its neighbours: `calcvm.local_response_norm`."""
+    """Each channel divided by a power of its neighbours' mean square: `calcvm.local_response_norm`."""
 
     stateless: ClassVar[bool] = True
     size: int

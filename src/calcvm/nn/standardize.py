@@ -1,4 +1,4 @@
-"""A layer that learns the mean and the deviation of its data before training: `Standardize`, adapted by `calcvm.Model.adapt`."""
+"""`Standardize`, a layer that learns the mean and deviation of its data before training, by `calcvm.Model.adapt`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from calcvm.nn.layers import Layer
 
 @dataclass(repr=False, eq=False)
 class Standardize(Layer):
-    """``(x - mean) / std`` of each feature of data of any rank; `calcvm.Model.adapt` computes the two from data.
+    """``(x - mean) / std`` for each feature, in data of any rank.  `calcvm.Model.adapt` computes mean and std from data.
 
-    They are buffers of the model, ``<name>.mean`` and ``<name>.std``: saved, copied and read as others.
+    They are buffers of the model, ``<name>.mean`` and ``<name>.std``, and are saved, copied and read like others.
 
     Parameters
     ----------
-    mean, std : numbers, arrays of a number for each feature, or None
-        Where they are known already: the model then need not be adapted.
+    mean, std : numbers, arrays of one number per feature, or None
+        Known values.  With them the model need not be adapted.
     axis : int or None
-        Where the features are: along axis 1 of (B, features, ...), as channels are, or -1 for the last; None: each element
-        of a sample is one.
+        The axis of the features: 1 for (B, features, ...), as for channels, or -1 for the last.  None: every element of a
+        sample is a feature.
 
     Raises
     ------
-    CalcError : a number is not finite, a deviation not above 0, or one of the two is given alone.
+    CalcError : a number is not finite, a deviation is not above 0, or only one of mean and std is given.
     """
 
     mean: Any = None
@@ -47,7 +47,7 @@ class Standardize(Layer):
                 if not v.size or not np.isfinite(v).all() or (name == "std" and not (v > 0).all()):
                     wanted = "numbers above 0" if name == "std" else "finite numbers"
                     raise CalcError(
-                        f"Standardize: {name} {checks.shown(getattr(self, name))}: give {wanted}, one for all or one a feature"
+                        f"Standardize: {name} {checks.shown(getattr(self, name))}: give {wanted}, one for all or one per feature"
                     )
                 setattr(self, name, v)
 

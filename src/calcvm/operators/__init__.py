@@ -1,6 +1,6 @@
-"""Operators of one's own: what declares them.  Their kernels are written with `calcvm.operators.cpu` and ``.cuda``.
+"""Declare custom operators.  Their kernels are written with `calcvm.operators.cpu` and ``.cuda``.
 
-CONTRIBUTING.md has the recipe; ``from calcvm.operators import ...`` is the same as what the library's own are made of.
+CONTRIBUTING.md has the recipe.  The library's own operators use the same functions.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ __all__ = [
     "dims", "numel", "register_op", "rows_cols", "same_shape", "Real", "Choice", "elementwise", "pair_loss", "update",
 ]  # fmt: skip
 
-ANNOTATIONS = {"int": "", "float": ": Float"}  # of a kernel's parameters
+ANNOTATIONS = {"int": "", "float": ": Float"}  # of kernel parameters
 
 
 def register_op(spec: OpSpec) -> OpSpec:
     """Add an operator to the table, for `calcvm.apply`.
 
-    Stored programs find its rows by their names.
+    Stored programs find its rows by name.
 
     Raises
     ------
-    CalcError : it is no `OpSpec`; its name, or that of a row, is taken; it could not be lowered, planned or verified (an
-        expression reads what is no word of its row, no row makes an output or a gradient, ...).
+    CalcError : it is not an `OpSpec`; its name or that of a row is taken; it could not be lowered, planned or verified (an
+        expression reads a word that its row lacks, no row computes an output or a gradient, ...).
     """
     check_spec(spec)
     return _register(spec)
@@ -75,7 +75,7 @@ def _register(spec: OpSpec) -> OpSpec:
                 check_kernel(known.KERNELS[row.name], row)
     again = _spec.OPS.get(spec.name)
     if again is not None and again.rows == spec.rows and {row.name for row in spec.rows} <= _spec.OWN:
-        _spec.OPS[spec.name] = spec = replace(spec, fwd=again.fwd, bwd=again.bwd)  # a notebook's cell, run again
+        _spec.OPS[spec.name] = spec = replace(spec, fwd=again.fwd, bwd=again.bwd)  # a notebook cell that runs again
         return spec
     _forget(*spec.rows)
     _spec.register(spec)
@@ -83,43 +83,45 @@ def _register(spec: OpSpec) -> OpSpec:
     return spec
 
 
-# ---------------------------------------------------------------- formulas of one's own
+# ---------------------------------------------------------------- custom formulas
 def elementwise(cls: type | None = None, /, **how: Any) -> Any:
-    """Decorator that makes an operator of a class of formulas, for `calcvm.apply`, on every device.
+    """Decorator that turns a class of formulas into an operator for `calcvm.apply`, on every device.
 
     Parameters
     ----------
-    how : ``source``; and its parameters, by name a `Real` or, of one input, a `Choice`, which formulas take after what they read
+    how : ``source``, and the operator's parameters by name: `Real`, or with a single input `Choice`.  Formulas take them after
+        the values that they read.
 
-    The class has a function ``y`` of an input, such as x, or of two or three, which are broadcast, and for each input that
-    has a gradient one of its name: ``dx`` of ``dy``, inputs and ``y`` (of a slope that is 0 everywhere ``return 0.0 * dy``); without
-    it no loss is minimized through the input.  Formulas are written with
-    ``calcvm.formulas.number``; a ``y`` that is a condition says so, ``def y(a, b) -> bool``.
+    The class has a function ``y`` of one to three inputs, such as x, which are broadcast.  For each input with a gradient it
+    has a function such as ``dx``, which reads ``dy``, inputs and ``y`` (for a slope of 0 everywhere ``return 0.0 * dy``).
+    An input without one passes no gradient on.  Formulas are written with ``calcvm.formulas.number``.  If ``y`` is a
+    condition, annotate it: ``def y(a, b) -> bool``.
 
     Raises
     ------
-    CalcError : the name of the operator or of a row is taken; a formula cannot be applied to numbers.
+    CalcError : the name of the operator or of a row is taken, or a formula cannot be applied to numbers.
     """
     return _declared("elementwise", "elementwise", how, "ELEMENTWISE", "add", cls)
 
 
 def pair_loss(cls: type | None = None, /, **how: Any) -> Any:
-    """The same for a loss, the mean over pairs of x and target t: ``term``, and its slopes ``dx`` and ``dt``."""
+    """As `elementwise`, for a loss that is the mean over pairs of x and target t: ``term``, and its slopes ``dx`` and ``dt``."""
     return _declared("pair_loss", "losses", how, "PAIR_LOSSES", "add_loss", cls)
 
 
 def update(cls: type | None = None, /, **how: Any) -> Any:
-    """The same for the update of an optimizer (a subclass of `calcvm.optim.Optimizer` whose ``row`` has its name).
+    """As `elementwise`, for an optimizer's update (a subclass of `calcvm.optim.Optimizer` whose ``row`` has its name).
 
-    A function for each value that changes, p and its state, in order, of p, its gradient g, state and hyperparameters
-    (`calcvm.formulas.optimizers.HYPER_SLOTS`).  ``decay=False`` : weight_decay*p is not added to the gradient before.
+    The class has one function for each value that changes: p and then its state, in order.  They read p, its gradient g,
+    the state and hyperparameters (`calcvm.formulas.optimizers.HYPER_SLOTS`).  ``decay=False``: do not add weight_decay*p to
+    the gradient first.
     """
     how = {"coefficients": COEFFICIENTS, "source": "", **how}
     return _declared("update", "optimizers", how, "UPDATES", "add_update", cls)
 
 
 def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str, of: type | None) -> Any:
-    """A decorator that declares formulas, and registers their operator and kernels; of a class, what it makes of that."""
+    """A decorator that declares formulas and registers their operator and kernels; given a class, its result for that class."""
 
     def decorate(cls: type) -> Any:
         if not isinstance(cls, type):
@@ -131,23 +133,23 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str,
         meant = (*declare.RESERVED, *inspect.signature(getattr(declare, kind)).parameters)
         if taken := [name for name, value in how.items() if isinstance(value, (Real, Choice)) and name in meant]:
             raise CalcError(
-                f"{kind} {cls.__name__!r}: a parameter cannot be called {taken[0]!r}, which means something else"
+                f"{kind} {cls.__name__!r}: a parameter cannot be called {taken[0]!r}, which has another meaning"
             )
         if not isinstance(how.get("source", ""), str):
-            raise CalcError(f"{kind} {cls.__name__!r}: source is a text, not {how['source']!r}")
+            raise CalcError(f"{kind} {cls.__name__!r}: source must be a text, not {how['source']!r}")
         commons = [sys.modules.get(f"calcvm.kernels_{device}._common") for device in ("cpu", "cuda")]
         kernels = [common.KERNELS for common in commons if common is not None]
         before = [(known, dict(known)) for known in (getattr(declare, table), _spec.OPS, _spec.ROWS, *kernels)]
         try:
             op = getattr(declare, kind)(**how)(cls)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
-            # a slope that is left out may have been forgotten
+            # a missing slope is not taken as 0: it may have been forgotten
             if kind == "elementwise" and "y" not in op.forward.types:
                 spec = replace(spec, flat=tuple(name for name in spec.flat if name in op.forward.types))
             for row in spec.rows:
                 if is_own(row):
                     check_row(spec, row)
-            _withdraw(_spec.OPS.get(spec.name), kernels)  # a notebook's cell, changed and run again
+            _withdraw(_spec.OPS.get(spec.name), kernels)  # a notebook cell that was changed and runs again
             _register(spec)
         except Exception as error:
             for known, then in before:
@@ -158,7 +160,7 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str,
                 raise
             raise CalcError(f"{kind} {cls.__name__!r}: {error}") from error
         getattr(import_module(f"calcvm.kernels_cpu.{family}"), add)(op)
-        cuda = sys.modules.get(f"calcvm.kernels_cuda.{family}")  # which otherwise finds it in the table
+        cuda = sys.modules.get(f"calcvm.kernels_cuda.{family}")  # a later import reads the table
         if cuda is not None:
             getattr(cuda, add)(op)
         _forget(*spec.rows)
@@ -168,7 +170,7 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str,
 
 
 def _withdraw(former: OpSpec | None, kernels: list[dict[str, Any]]) -> None:
-    """Take an operator of one's own out of the tables, with its rows and their kernels."""
+    """Remove a custom operator from the tables, with its rows and their kernels."""
     own = [row.name for row in former.rows if row.name in _spec.OWN] if former else []
     if former and own:
         del _spec.OPS[former.name]
@@ -179,12 +181,12 @@ def _withdraw(former: OpSpec | None, kernels: list[dict[str, Any]]) -> None:
 
 # ---------------------------------------------------------------- kernels
 def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
-    """Refuse a kernel that does not have the words and operands of its row, if that is known, or that is calcvm's own."""
+    """Raise CalcError if a kernel's parameters do not fit its row, if that is known, or the row is calcvm's own."""
     row = row or _spec.ROWS.get(kernel.name)
     if row is None:
         return
     if not is_own(row):
-        raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
+        raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: choose another name")
     wanted = [(word.name, "float" if word.kind == "float" else "int") for word in row.words]
     wanted += [(operand.name, "ptr" if operand.type == FLOAT else f"ptr.{operand.type}") for operand in row.operands]
     first = [*inspect.signature(kernel.fn, eval_str=False).parameters][:1]
@@ -194,9 +196,9 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
 
 
 def register_kernel(common: Any, fn: Callable) -> Callable:
-    """Register the kernel of the row of its name with a device's ``_common``; what was there stays if it does not fit."""
+    """Register the kernel of the row of its name in a device's ``_common``.  If it does not fit, the former one stays."""
     if not isinstance(fn, FunctionType) or not fn.__name__.isidentifier():
-        raise CalcError(f"@kernel takes a function of a row's name, not {fn!r}")
+        raise CalcError(f"@kernel takes a function named like a row, not {fn!r}")
     steps = [(step.opname, step.argval) for step in dis.get_instructions(fn)]
     if ("LOAD_GLOBAL", "print") in steps or {name for name, _ in steps} & {"RAISE_VARARGS", "YIELD_VALUE"}:
         raise CalcError(
@@ -216,7 +218,7 @@ def register_kernel(common: Any, fn: Callable) -> Callable:
 
 
 def _forget(*rows: RowSpec | None) -> None:
-    """Programs that are loaded from now on have the kernels that these rows have now."""
+    """Drop cached code, so that programs loaded from now on use the current kernels of these rows."""
     loaded = sys.modules.get("calcvm.vm.run.loaded")
     if loaded is not None:
         loaded.forget({row.name for row in rows if row is not None})

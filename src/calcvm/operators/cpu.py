@@ -1,9 +1,9 @@
-"""What kernels for a CPU are written with.
+"""The functions that CPU kernels are written with.
 
-``@kernel`` registers the kernel of a row; its parameters are ``me``, which tells it of its worker (``share(me, n)``,
+``@kernel`` registers the kernel of a row.  Its parameters are ``me``, which identifies the worker (``share(me, n)``,
 ``trap(me, code)``, ``given(me, operand)``), and the row's words and operands.
-Functions that kernels call are decorated by ``@njit``.  Sums and maxima of contiguous elements (``rsum(n, x)``) are vectors
-of a fixed shape, and so the same bits for any team.
+Functions that kernels call are decorated with ``@njit``.  Sums and maxima of contiguous elements (``rsum(n, x)``) use vectors
+of a fixed width, so they give the same bits for any team.
 """
 
 from __future__ import annotations

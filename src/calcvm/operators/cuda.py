@@ -1,8 +1,8 @@
-"""What kernels for a GPU are written with (extra ``cuda``).
+"""The functions that GPU kernels are written with (extra ``cuda``).
 
-``@kernel`` registers the kernel of a row; its parameters are ``me``, which tells it of its worker (``share(me, n)``,
-``trap(me, code)``, ``given(me, operand)``), and the row's words and operands.  A worker is a thread block, whose threads take its
-share apart among them by ``thread()`` and ``threads()`` and meet at ``sync()``.  Functions that kernels call are decorated by ``@device``.
+``@kernel`` registers the kernel of a row.  Its parameters are ``me``, which identifies the worker (``share(me, n)``,
+``trap(me, code)``, ``given(me, operand)``), and the row's words and operands.  A worker is a thread block.  Its threads divide
+its share by ``thread()`` and ``threads()`` and meet at ``sync()``.  Functions that kernels call are decorated with ``@device``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # isort: off
-# their order is that of the table
+# their order is the table's
 from calcvm.ops import (
     contraction,
     convolution,

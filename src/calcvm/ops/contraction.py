@@ -28,32 +28,32 @@ from calcvm.ops.spec import (
 )
 from calcvm.record import record
 
-# ---------------------------------------------------------------- workspace: (least, what speed wants)
+# ---------------------------------------------------------------- workspace: (minimum, best for speed)
 Room = tuple[Any, Any]
 NOTHING: Room = (0, 0)
 
 
 def _turned(k: Any, n: Any) -> Room:
-    """Of a worker that must pack panels of k rows and n columns of a GEMM's second operand, since it lies by columns."""
+    """For a worker that must pack panels of k rows and n columns of a GEMM's second operand, because it is column-major."""
     return min(k, 512) * min(n + 15, 16), min(k, 512) * min(n + 15, 256)
 
 
 def _packed(k: Any, n: Any) -> Room:
-    """Of one that may pack them, since its rows are long."""
+    """For a worker that may pack them, because the rows are long."""
     return (0, _turned(k, n)[1]) if n >= 512 else NOTHING
 
 
 def _partial(elems: Any, on: On) -> Room:
-    """For the partial sums of a result of so many elements, on a GPU of several workers.
+    """For the partial sums of a result of so many elements, on a GPU with several workers.
 
-    At most what kernels_cuda/_gemm.py's `summands` makes of it: up to 64 partial results, together of 2**20 elements
-    or one result.
+    At most what `summands` in kernels_cuda/_gemm.py uses: up to 64 partial results, with 2**20 elements in total or one
+    result.
     """
     return (0, min(64 * elems, max(1 << 20, elems))) if on.nw > 1 else NOTHING
 
 
 def partial_over(summed: Any, elems: Any, on: On) -> Room:
-    """The same for a result whose size does not depend on the batch: no more than one for 512 summands, if it is small."""
+    """The same for a result whose size does not depend on the batch; if it is small, at most one partial sum per 512 summands."""
     few = summed * -(-elems // 512) + elems
     return (0, max(1 << 20, elems) if elems >= 1 << 16 else few) if on.nw > 1 else NOTHING
 
@@ -87,8 +87,8 @@ def matmul_bwd_b_workspace(w: Any, on: On) -> Room:
     return (_turned(w.M, w.K) if w.ta else _packed(w.M, w.K)) if w.tb else _packed(w.M, w.N)
 
 
-PARTIAL_SUMS = "2 if gpu and wn else 1"  # they are computed, and added up
-WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers; panels of each
+PARTIAL_SUMS = "2 if gpu and wn else 1"  # computed, then added
+WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers, or each worker's panels
 
 
 LINEAR = dims("rows inner N K")
@@ -96,11 +96,11 @@ MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by
 ONE_PRODUCT = ("1 - G if by else 0", "G - 1 if by else 0")
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
-A_BATCH, B_BATCH = "where(ab == 1, G, 1)", "where(bb == 1, G, 1)"  # how many of each there are
+A_BATCH, B_BATCH = "where(ab == 1, G, 1)", "where(bb == 1, G, 1)"  # how many products each operand has
 
 
 def _turns(*names: str) -> Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]:
-    """Which of these operands are stored with their last two axes turned, by words ta and tb."""
+    """Which of these operands are stored with their last two axes swapped, by the words ta and tb."""
     return lambda words: {name: (0, 2, 1) for name in names if words[f"t{name[-1]}"]}
 
 
@@ -235,7 +235,7 @@ MATMUL_FWD = RowSpec(
 def _matmul_bwd(
     x: str, elems: str, other: str, synopsis: str, declares: str, axis: str, workspace: Callable
 ) -> RowSpec:
-    """Of the gradient of x, shared over products where each has its own, else over its stored ``axis``."""
+    """The row of x's gradient; its products are shared if each has its own, else its stored ``axis``."""
     own = f"G if {x}b and not by else"
     return RowSpec(
         name=f"matmul_bwd_{x}",
@@ -306,10 +306,10 @@ operator(
 )
 
 
-# ---------------------------------------------------------------- what becomes one with a product
+# ---------------------------------------------------------------- operators fused with a product
 @record
 class Sum:
-    """Operators that lowering makes one of: ``product`` and a ``sum`` of it and a vector, as ``into``'s three inputs."""
+    """Operators that lowering fuses: ``product`` and a ``sum`` of it and a vector become ``into``, with three inputs."""
 
     product: str
     sum: str

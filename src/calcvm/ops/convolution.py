@@ -1,6 +1,6 @@
-"""Convolution of images, volumes and signals, which lie channels-last, with weights that lie window first.
+"""Convolution of images, volumes and signals, stored channels-last, with weights stored window first.
 
-Rows have three spatial axes: those that are missing come first, of size 1.
+Rows have three spatial axes; missing ones come first, with size 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _each(*letters: str) -> tuple[Word, ...]:
     return tuple(Word(name=f"{v}{i}", kind="int", lo=LEAST[v], hi=2**31) for v in letters for i in AXES)
 
 
-# rows x inner positions of the result, in_rows x in_inner of the input; G groups of C channels each, to F each
+# rows x inner places of the result, in_rows x in_inner of the input; G groups of C channels each, to F each
 WORDS = (*dims("rows inner in_rows in_inner N I0 I1 I2 O0 O1 O2 G C F"), *_each("K", "S", "P", "L"))
 X, Y = "in_rows*in_inner*G*C", "rows*inner*G*F"
 TAPS = "K0*K1*K2"
@@ -51,36 +51,36 @@ SAME = tuple(
     for one, all_ in (("rows*inner", "N*O0*O1*O2"), ("in_rows*in_inner", "N*I0*I1*I2"))
     for text in (f"{one} - {all_}", f"{all_} - {one}")
 )
-SMALL = tuple(f"{2**31 - 1} - {v}" for v in ("N", "C", "F", *(f"{v}{i}" for v in "IO" for i in AXES)))  # on GPUs int32
+SMALL = tuple(f"{2**31 - 1} - {v}" for v in ("N", "C", "F", *(f"{v}{i}" for v in "IO" for i in AXES)))  # int32 on GPUs
 FLOPS = f"2*{Y}*{TAPS}*C"
 
 
-# ---------------------------------------------------------------- workspace of a worker on a CPU: (least, what speed wants)
+# ---------------------------------------------------------------- workspace of a worker on a CPU: (minimum, best for speed)
 ROWS, COLUMNS = 2048, 64  # of a packed panel
 PIXELS = 240  # of a block
-PLANES, ENTRIES = 1 << 15, 4096  # cells of planes and of columns, taps at most
-CHAIN = 512  # cells of a column of taps together
-FEW = 16  # channels from which on a tap is a product of its own
+PLANES, ENTRIES = 1 << 15, 4096  # cells of planes and of columns, most taps
+CHAIN = 512  # cells in a column of taps
+FEW = 16  # from so many channels on, a tap is a separate product
 NEAR = 8  # the longest stride of rows that are copied
 
 
 def near(w: Any) -> Any:
-    """Whether rows of the input may be copied with their padding, in which taps along them lie side by side."""
+    """Whether rows of the input may be copied with their padding, so that taps along them are contiguous."""
     return w.G == 1 and w.K2 > 1 and w.S2 <= NEAR and w.L2 == 1
 
 
 def lanewise(w: Any) -> Any:
-    """Whether each channel has a window of its own."""
+    """Whether each channel has its own window."""
     return w.G > 1 and w.C == 1 and w.F == 1
 
 
 def _rows(taps: Any, depth: Any) -> Any:
-    """Of a packed panel, which holds whole taps of so many channels."""
+    """The rows of a packed panel, which holds whole taps of ``depth`` channels."""
     return depth * min(taps, max(1, ROWS // max(depth, 1)))
 
 
 def _copied(w: Any) -> Any:
-    """Cells that copied rows of the input need."""
+    """The cells for copied rows of the input."""
     return w.K0 * w.K1 * ((PIXELS // 2 - 1) * w.S2 + w.K2) * w.C
 
 
@@ -94,7 +94,7 @@ def fwd_workspace(w: Any, on: On) -> Room:
 
 
 def _planes(w: Any) -> int:
-    """Cells for the gradient of an input of few channels, made in planes; 0: it is not."""
+    """The cells for the gradient of an input with few channels, computed in planes; 0 if it is not."""
     one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
     more1, more2 = (w.K1 - 1) * w.L1, (w.K2 - 1) * w.L2
     if not one or w.K1 * w.K2 > ENTRIES or more1 > 64 or more2 > 64:
@@ -105,7 +105,7 @@ def _planes(w: Any) -> int:
 
 
 def _columns(w: Any) -> int:
-    """Cells where it is made of columns, and of the weights turned; 0: it is not."""
+    """The cells for the gradient computed from columns, with the weights transposed; 0 if it is not."""
     one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.L2 == 1 and w.K1 * w.K2 > 1 and w.S1 <= NEAR and w.S2 <= NEAR
     n = w.K1 * w.K2 * w.C
     if not one or w.in_inner != w.I2 or n * 24 > PLANES or n * w.F > 2 * PLANES:
@@ -148,7 +148,7 @@ def transpose_bwd_w_workspace(w: Any, on: On) -> Room:
 
 # ---------------------------------------------------------------- shapes
 def _three(v: Any, n: int) -> tuple[Any, ...]:
-    """Of a size or setting an axis, those of three axes: a missing one has 1."""
+    """A size or setting per axis, extended to three axes; missing ones get 1."""
     return (ONE if isinstance(v[0], Affine) else 1,) * (3 - n) + (*v,)
 
 
@@ -165,21 +165,19 @@ def settings(attrs: Mapping[str, Any], n: int) -> dict[str, tuple[int, ...]]:
 
 
 def _checked(x: Shape, w: Shape, attrs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The settings of a window over x, of as many axes."""
+    """The settings of a window over x, with as many axes."""
     n = len(x) - 2
     if n not in (1, 2, 3):
-        raise ValueError(f"x {show(x)} has {len(x)} axes: a batch, 1 to 3 spatial ones and channels are wanted")
+        raise ValueError(f"x {show(x)} has {len(x)} axes: it needs a batch, 1 to 3 spatial axes and channels")
     if len(w) != n + 2 or not all(s.constant for s in w):
-        raise ValueError(
-            f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted"
-        )
+        raise ValueError(f"weights {show(w)} of x {show(x)}: they need a window of {n} axes, input and output channels")
     of = settings(attrs, n)
     for name, values in of.items():
         if len(values) != n:
             what = "padding" if name in ("before", "after") else name
-            raise ValueError(f"{what} {attrs[what]} is not of the {n} spatial axes of x {show(x)}")
+            raise ValueError(f"{what} {attrs[what]} does not match the {n} spatial axes of x {show(x)}")
     if not all(s.constant for s in x[1:]):
-        raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
+        raise ValueError(f"x {show(x)}: the first axis must be the batch, and spatial sizes numbers")
     return of
 
 
@@ -245,7 +243,7 @@ def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the convolution of y to x."""
+    """The words of the convolution from y to x."""
     return conv_words({"x": shapes["y"], "wt": shapes["wt"], "y": shapes["x"]}, attrs)
 
 
@@ -259,7 +257,7 @@ def _row(
     takes: tuple[str, ...] = (),
     columns: str = "",
 ) -> RowSpec:
-    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs; the others take epilogues."""
+    """A row of any pass.  The weights' gradient adds to its result and has phases on GPUs; the others take epilogues."""
     result = operands[-1]
     sums = result.access == "a"
     return RowSpec(
@@ -338,10 +336,15 @@ def _numbers(least: int) -> Any:
 
 
 ATTRS = (
-    Attr(name="stride", check=_numbers(1), doc="steps of the window, one an axis: at least 1"),
+    Attr(name="stride", check=_numbers(1), doc="steps of the window, one per axis: at least 1"),
     Attr(name="padding", check=_numbers(0), doc="zeros before each axis, then those after each"),
-    Attr(name="dilation", check=_numbers(1), doc="distance of a window's elements, one an axis: at least 1"),
-    Attr(name="groups", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="of channels, each by itself"),
+    Attr(name="dilation", check=_numbers(1), doc="distance of a window's elements, one per axis: at least 1"),
+    Attr(
+        name="groups",
+        default=1,
+        check=lambda v: isinstance(v, int) and v >= 1,
+        doc="of channels, each convolved separately",
+    ),
 )
 
 operator(
@@ -389,7 +392,7 @@ operator(
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
-    attrs=(*ATTRS, Attr(name="output_padding", check=_numbers(0), doc="places more at the end of each axis")),
+    attrs=(*ATTRS, Attr(name="output_padding", check=_numbers(0), doc="additional places at the end of each axis")),
     shape=conv_transpose_shape,
     words=conv_transpose_words,
     fwd=(CONV_TRANSPOSE_FWD,),

@@ -1,4 +1,4 @@
-"""What a user's operator may say of itself: checked where it is registered, and where it is used."""
+"""Checks of users' operators: when they are registered, and when they are used."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CATEGORIES = (
     "optimizer",
     "system",
 )
-INDEXES = ("index", *RANKS[1:])  # types of what may say what it is below
+INDEXES = ("index", *RANKS[1:])  # types of operands that `below` may bound
 LOWERINGS = {word.name: word for word in (ACC, WN, PHASES)}  # words that lowering sets
 
 
-# ---------------------------------------------------------------- where it is registered
+# ---------------------------------------------------------------- at registration
 def check_spec(spec: Any) -> None:
-    """Refuse an operator that could not be used (CalcError)."""
+    """Reject an operator that cannot be used (CalcError)."""
     if not isinstance(spec, OpSpec):
         raise CalcError(f"register_op takes a cv.OpSpec, not {spec!r}")
 
@@ -63,12 +63,12 @@ def check_spec(spec: Any) -> None:
     written = {operand.name for row in spec.fwd for operand in row.writes}
     if not spec.view:
         if spec.inputs and (found := written & {*spec.inputs} - {*spec.updates}):
-            wrong(f"a forward row writes the input {min(found)!r}: others may read it too")
+            wrong(f"a forward row writes the input {min(found)!r}: other operators may read it too")
         if missing := [name for name in (*spec.outputs, *spec.saved) if name not in written]:
             wrong(f"no forward row writes {missing[0]!r}")
         graded = {operand.name for row in spec.bwd for operand in row.writes} | {f"d{name}" for name in spec.passes}
         if missing := [name for name in spec.differentiable if f"d{name}" not in graded]:
-            wrong(f"{missing[0]!r} is said to be differentiable, but no backward row writes 'd{missing[0]}'")
+            wrong(f"{missing[0]!r} is declared differentiable, but no backward row writes 'd{missing[0]}'")
 
 
 def _is_name(name: Any) -> bool:
@@ -76,7 +76,7 @@ def _is_name(name: Any) -> bool:
 
 
 def check_row(spec: OpSpec, row: RowSpec) -> None:
-    """Refuse a row that could not be lowered, planned or verified."""
+    """Reject a row that cannot be lowered, planned or verified."""
 
     def wrong(what: str) -> NoReturn:
         raise CalcError(f"operator {spec.name!r}, row {row.name!r}: {what}")
@@ -130,24 +130,24 @@ def check_row(spec: OpSpec, row: RowSpec) -> None:
     for pair in row.in_place:
         known = [operands.get(name) for name in pair]
         if len(known) != 2 or known[0] is None or known[1] is None or not (known[0].writes and known[1].reads):
-            wrong(f"in_place has pairs of an operand that is written and one that is read, not {pair!r}")
+            wrong(f"in_place has pairs of a written operand and a read one, not {pair!r}")
 
 
-# ---------------------------------------------------------------- where it is used
+# ---------------------------------------------------------------- at use
 def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    """Shapes of what a user's operator makes, of inputs of these; its words are checked too.
+    """Shapes of a user's operator's results, for these inputs; its words are checked too.
 
     Raises
     ------
-    ValueError : the rule of the operator says why the inputs do not fit.
-    CalcError : a rule has raised something else, or its answer is of no use.
+    ValueError : the operator's rule rejects the inputs, with a reason.
+    CalcError : a rule raises another error, or returns an unusable value.
     """
     shapes = _ask(spec, "shape", spec.shape, inputs, attrs)
     for name in (*spec.outputs, *spec.saved):
         shape = shapes.get(name) if isinstance(shapes, Mapping) else None
         if not isinstance(shape, tuple) or not all(isinstance(size, Affine) for size in shape):
             raise CalcError(
-                f"`shape` must return a dict with a tuple of sizes for {name!r}, made of those of the inputs (Affine(0, 3) is "
+                f"`shape` must return a dict with a tuple of sizes for {name!r}, derived from the inputs' sizes (Affine(0, 3) is "
                 f"a 3); it returned {repr(shapes)}"
             )
     check_linear(shapes)
@@ -165,7 +165,7 @@ def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str
                 elems, wanted = evaluate(operand.elems, words), numel(shapes[operand.name])
                 if elems != wanted:
                     raise CalcError(
-                        f"row {row.name!r} writes {elems} elements of {operand.name!r}, which has {wanted}: every one is set"
+                        f"row {row.name!r} writes {elems} elements of {operand.name!r}, which has {wanted}: it must set every one"
                     )
     return dict(shapes)
 
@@ -173,7 +173,7 @@ def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str
 def _ask(spec: OpSpec, what: str, rule: Callable[..., Any], *given: Any) -> Any:
     try:
         return rule(*given)
-    except ValueError:  # the reason why inputs do not fit
+    except ValueError:  # the reason why the inputs do not fit
         raise
     except Exception as error:
         raise CalcError(f"`{what}` of operator {spec.name!r} has raised {type(error).__name__}: {error}") from error

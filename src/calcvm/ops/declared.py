@@ -1,6 +1,6 @@
-"""Operators that are their equations: rows, gradients and kernels follow (`calcvm.equations.declared`).
+"""Operators defined by their equations: rows, gradients and kernels follow (`calcvm.equations.declared`).
 
-Each sees x as (O, N, I): what it is over is N, an axis or a block of neighbouring axes; O are the axes before, I those behind.
+Each sees x as (O, N, I): N is the axis or block of neighbouring axes that it works on, O are the axes before, I those after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from calcvm.ops.spec import Attr, Example, Shapes, Word, same_shape
 
 
 def around(shape: Shape, taken: Sequence[int]) -> dict[str, Any]:
-    """A shape by the axes that are taken, which are neighbours: (O, N, I)."""
+    """The sizes (O, N, I) of a shape, for neighbouring axes ``taken``."""
     first, end = (taken[0], taken[-1] + 1) if taken else (len(shape),) * 2
     return {"O": numel(shape[:first]), "N": numel(shape[first:end]), "I": numel(shape[end:])}
 
@@ -28,7 +28,7 @@ def _block(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     gone = reduced_axes(x, attrs)
     taken = [axis for axis, n in enumerate(x) if gone[axis] and n != ONE]
     if any(x[k] != ONE and not gone[k] for k in range(*(taken[:1] + taken[-1:] or (0, 0)))):
-        raise ValueError(f"axes {attrs['axes']} of {show(x)} are no neighbours: transpose first")
+        raise ValueError(f"axes {attrs['axes']} of {show(x)} are not neighbours: transpose first")
     return around(x, taken)
 
 
@@ -66,7 +66,7 @@ def _spread(name: str) -> None:
                 name="correction",
                 default=0,
                 check=lambda v: isinstance(v, int) and 0 <= v <= _CORRECTION.hi,
-                doc="what is taken from the number of elements that is divided by",
+                doc="subtracted from the number of elements in the divisor",
             ),
         ),
         examples=(
@@ -124,5 +124,5 @@ declared(
         Example(shapes=((None, 3, 19),), attrs={"axis": 2}, low=-30.0, high=30.0),
         Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True),
     ),
-    source="an element after the other: log(exp(a) + exp(b)) is the larger, and log1p of exp of what the other is less",
+    source="an element after the other: log(exp(a) + exp(b)) is the larger plus log1p of exp of the negative difference",
 )

@@ -1,4 +1,4 @@
-"""Sizes that are known but for the batch: ``a*B + b``."""
+"""Sizes known up to the batch: ``a*B + b``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Affine:
         return self
 
     def around(self, batch: int) -> Affine:
-        """The form that the size has at a batch."""
+        """The form of the size near a batch."""
         return self
 
     def bounds(self, last: int) -> tuple[int, int]:
-        """The least and the largest for batches from 1 to ``last``."""
+        """The smallest and the largest value for batches from 1 to ``last``."""
         ends = self.at(1), self.at(last)
         return min(ends), max(ends)
 
@@ -131,7 +131,7 @@ def show(shape: Shape) -> str:
 
 
 def check_linear(shapes: Mapping[str, Shape]) -> None:
-    """Refuse shapes that have the batch twice (`Quadratic`)."""
+    """Reject shapes that have the batch twice (`Quadratic`)."""
     for shape in shapes.values():
         if sum(not s.constant for s in shape) > 1:
             raise Quadratic(

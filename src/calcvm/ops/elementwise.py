@@ -38,7 +38,7 @@ from calcvm.ops.types import FLOAT, TYPES, VARIABLES
 
 
 def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any) -> RowSpec:
-    """The row of a formula; calcvm's own are checked by a test, not in each process."""
+    """The row of a formula; a test checks calcvm's own formulas, so that processes need not."""
     if f.own:
         f.check()
     return RowSpec(
@@ -54,7 +54,7 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
 
 
 def _flat(f: Formula) -> RowSpec:
-    """The row of a formula whose operands are all of one shape."""
+    """The row of a formula whose operands all have one shape."""
     operands = (
         *(R(v, SIZE, "rows", type=_type(f, v)) for v in f.reads),
         W(f.writes, SIZE, "rows", type=_type(f, f.writes)),
@@ -104,7 +104,7 @@ def _unary(op: Elementwise, fwd: RowSpec, *bwd: RowSpec) -> OpSpec:
 
 
 POW = Elementwise(
-    name="pow",  # whose kernel is no formula: it has forms for some exponents
+    name="pow",  # its kernel is not a formula, because some exponents have special forms
     forward=Formula("pow_fwd", lambda x, exponent: x * exponent, "y"),
     backward={},
     params={"exponent": Real(None, "the power p")},
@@ -134,7 +134,7 @@ def _extent(s: str) -> str:
 
 
 def broadcast_shape(*inputs: Shape) -> Shape:
-    """NumPy's rule."""
+    """The broadcast shape, by NumPy's rule."""
     n = max(map(len, inputs))
     y = []
     for sizes in zip(*((ONE,) * (n - len(s)) + s for s in inputs)):
@@ -147,13 +147,15 @@ def broadcast_shape(*inputs: Shape) -> Shape:
 
 
 def broadcast_words(inputs: Mapping[str, Shape]) -> dict[str, Any]:
-    """Sizes of y, and strides of each input (0: broadcast), neighbouring axes merged where that is possible."""
+    """The sizes of y, and each input's strides (0: broadcast), with neighbouring axes merged if possible."""
     y = broadcast_shape(*inputs.values()) or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in inputs.values()]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
-    if all(of[:1] == of[1:2] for of in spread):  # all see the first two axes as one
+    if all(of[:1] == of[1:2] for of in spread):  # all operands see the first two axes as one
         y, spread = joined(y), [of[len(y) > 2 :] for of in spread]
-    groups: list[tuple[Affine, tuple[bool, ...]]] = []  # inner axes: size, which operands are broadcast along it
+    groups: list[
+        tuple[Affine, tuple[bool, ...]]
+    ] = []  # inner axes: the size, and which operands are broadcast along it
     for i in range(1, len(y)):
         kind = tuple(of[i] for of in spread)
         if y[i] == ONE:
@@ -189,13 +191,13 @@ def _strided(s: str, type_: str) -> Any:
 
 
 def _require(*operands: str) -> tuple[str, ...]:
-    """A leading stride that is not 0 covers what lies below it; not all operands are constant innermost."""
+    """A nonzero leading stride covers the elements below it; not all operands are constant along the innermost axis."""
     covered = tuple(f"{s}0 - {_row_span(s)} if {s}0 else 0" for s in operands)
     return (*covered, " + ".join(f"{s}{AXES - 1}" for s in operands) + " - 1") if len(operands) > 1 else covered
 
 
 def _broadcast(f: Formula, strided: tuple[str, ...]) -> RowSpec:
-    """The row of a formula of operands that are broadcast to y's shape: some by strides, all else whole."""
+    """The row of a formula whose operands are broadcast to y's shape: some by strides, the others whole."""
     words = (*SIZES, *(word for v in strided for word in _strides(v)))
     reads = (_strided(v, _type(f, v)) if v in strided else R(v, FULL, "d0", type=_type(f, v)) for v in f.reads)
     operands = (*reads, W(f.writes, FULL, "d0", type=_type(f, f.writes)))
@@ -261,7 +263,7 @@ def _several(op: Elementwise) -> OpSpec:
 
 
 def spec_of(op: Elementwise) -> OpSpec:
-    """The operator of formulas of one operand, or of several, which are broadcast."""
+    """The operator of a formula of one operand, or of several, which are broadcast."""
     if len(op.forward.reads) == 1:
         return _unary(op, *map(_flat, op.formulas))
     return _several(op)
@@ -291,7 +293,7 @@ operator(
             (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
         )
     ),
-    source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
+    source="a float is truncated towards 0 and saturates, NaN becomes 0; an integer keeps its lowest bits; nonzero is true",
     casts=True,
     anyhow=True,
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Epilogues: what a row does to its result for the rows after it, while that is still in cache.
+"""Epilogues: work for later rows that a row does on its result while it is still in cache.
 
-A row says which kinds it takes, in the order in which it applies them, and a row that can be one says as which.  Each
-kind has words and operands that every row has which takes it.  Lowering's fusion knows these declarations, and no operator.
+A row declares which kinds it takes, in the order in which it applies them; a row that can become an epilogue declares as which.
+Each kind has words and operands, which every row that takes it has.  Lowering's fusion knows these declarations, but no operator.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ALL = ("normalization", *FORWARD)
 
 
 def words_of(takes: tuple[str, ...]) -> tuple[Word, ...]:
-    """Words of a row that takes these."""
+    """The words of a row that takes these."""
     return (ACT, ALPHA) if {"activation", "derivative"} & {*takes} else ()
 
 
 def operands_of(takes: tuple[str, ...], size: str, part: str, columns: str = "") -> tuple[Operand, ...]:
-    """Its operands, for a result of this size and part, of so many columns."""
+    """Its operands, for a result of this size and part, with so many columns."""
     of = {
         "normalization": [R(name, columns, optional=True) for name in ("mean", "factor", "offset")],
         "addition": [R("other", size, part, optional=True)],
@@ -33,7 +33,7 @@ def operands_of(takes: tuple[str, ...], size: str, part: str, columns: str = "")
 
 
 def of_formula(name: str, reads: tuple[str, ...], params: Iterable[str]) -> tuple[Epilogue, ...]:
-    """What the row of a formula is: of activations the forward, and the backward, if that reads the gradient and the output."""
+    """The epilogues of a formula's row: an activation's forward, and its backward if that reads the gradient and the output."""
     if name == "add_fwd":
         return tuple(Epilogue(kind="addition", reads=z, operands=(("other", r),)) for z, r in (("a", "b"), ("b", "a")))
     act = name.rpartition("_")[0]

@@ -1,8 +1,8 @@
-"""The equation of a row, read: its text over the row's words, and what each operand is in it.
+"""The parsed equation of a row: its text over the row's words, and the role of each operand.
 
-Every index has one range, said once, where it is met first: ``sum[m<rows*inner] x[m,k]*dy[m,n]``.  An operand has the axes of
-its places; what is read at other places than indexes has its axes in the row's ``declares``, which also says what an operand counts
-as where it is left out: ``x[n,i<I,c]; scale[c] = 1``.
+Every index has one range, stated at its first occurrence: ``sum[m<rows*inner] x[m,k]*dy[m,n]``.  An operand has the axes of its
+places.  For an operand read at other places than indexes, the row's ``declares`` gives the axes; it also gives the values of
+operands that are left out: ``x[n,i<I,c]; scale[c] = 1``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FUNCTIONS = {
     **ARGUMENTS,
     "act": 1,  # an activation that words choose
-    "dact": 1,  # its derivative, of its result
-    "float32": 1,  # the nearest one, where a row rounds so in heaps of any type
+    "dact": 1,  # its derivative, from its result
+    "float32": 1,  # rounding to float32, as the row does in heaps of any type
 }
 
 
@@ -34,7 +34,7 @@ FUNCTIONS = {
 class RowEquation:
     """A row's equation, checked.
 
-    equations : with every range said.  axes : of operands, extents over the words.  left_out : what an operand counts as then.
+    equations : with all ranges.  axes : of operands, extents over the words.  left_out : values of operands that are left out.
     results : operands that are set.  sizes : words that are sizes.
     """
 
@@ -50,7 +50,7 @@ def read_row(spec: RowSpec) -> RowEquation:
 
     Raises
     ------
-    CalcError : it does not parse, or is not about the row's operands and words.
+    CalcError : it does not parse, or does not match the row's operands and words.
     """
     try:
         found = read_ranged(spec.synopsis, spec.declares, [o.name for o in spec.operands])
@@ -64,7 +64,7 @@ def read_row(spec: RowSpec) -> RowEquation:
 
 @cache
 def equation_of(spec: RowSpec) -> RowEquation | None:
-    """A row's equation; None: it has none, or is a user's own, whose synopsis may be any text."""
+    """A row's equation; None if it has none, or is a user's row, whose synopsis may be any text."""
     try:
         return None if spec.no_equation else read_row(spec)
     except CalcError:
@@ -85,4 +85,4 @@ def _check(spec: RowSpec, equations: tuple[Equation, ...]) -> None:
     made = {e.name for e in equations}
     for operand in spec.operands:
         if operand.writes and operand.access != "s" and operand.name not in made:
-            raise CalcError(f"row {spec.name!r}: no equation says what {operand.name} is")
+            raise CalcError(f"row {spec.name!r}: no equation gives {operand.name} a value")

@@ -1,6 +1,6 @@
-"""Rows at which a program of several devices gives a value away, or has got one: who runs the programs copies it there.
+"""Rows at which a program of several devices sends or has received a value; the runner of the programs copies it there.
 
-They compute nothing.  To what plans and proves a program they say until when the value must be there, and from when on.
+They compute nothing.  They tell the planner and the verifier until when, or from when on, the value must be there.
 """
 
 from __future__ import annotations

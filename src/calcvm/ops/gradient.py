@@ -1,4 +1,4 @@
-"""What asks for a gradient: no operator of the table, its rows are the backwards of the operators between x and y."""
+"""The operator that requests a gradient.  It is not in the table: its rows are the backwards of the operators between x and y."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Losses and metrics: per-row values first, shared over rows, then one row that makes them a scalar.
+"""Losses and metrics: first a value per row, shared over rows, then one row that reduces them to a scalar.
 
-Every loss is the mean over what it averages (`count` values), so its backward divides by `count` again:
-a word of its own because it follows the batch.  ``t_l`` is the row's share of the sum.
+Every loss is a mean over `count` values, so its backward divides by `count` again.  `count` is a separate word because
+it depends on the batch.  ``t_l`` is the row's share of the sum.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ MSE = OPS["mse"]
 
 # ---------------------------------------------------------------- softmax cross entropy
 def _classes(x: Shape, t: Shape) -> bool:
-    """True where the target holds a probability for each class, False where it holds labels."""
+    """Whether the target holds a probability for each class, rather than labels."""
     if not x:
         raise ValueError("scores need a last axis of classes")
     if t == x:
@@ -137,7 +137,7 @@ def _classes(x: Shape, t: Shape) -> bool:
 
 
 def _share(x: Shape, t: Shape) -> Shape:
-    """Of what each row adds to the sum."""
+    """The shape of the rows' shares of the sum."""
     _classes(x, t)
     return joined(x)[:-1][:1]
 
@@ -233,14 +233,14 @@ operator(
 )
 
 
-# ---------------------------------------------------------------- an element of each row
+# ---------------------------------------------------------------- one element of each row
 def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, index = shapes["x"], shapes["index"]
     if not x or index != x[:-1]:
         hint = ""
         if x and x[0].constant and not (index and index[0].constant):
             hint = (
-                ", x has the batch first as the index has; rows of a table for indexes (an embedding) it does not take"
+                ", x has the batch first as the index has; it does not take rows of a table for indexes (an embedding)"
             )
         elif index == x:
             hint = "; a Model's target is a label of each sample by target_shape=()"
@@ -345,7 +345,7 @@ operator(
 )
 
 
-# ---------------------------------------------------------------- what rows say of an operand's values
+# ---------------------------------------------------------------- facts about an operand's values
 SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
-SCORES = {SOFTMAX: "logits", BINARY: "x"}  # it holds scores of classes
-PROBABILITIES = {BINARY: "t"}  # it is between 0 and 1
+SCORES = {SOFTMAX: "logits", BINARY: "x"}  # the operand holds scores of classes
+PROBABILITIES = {BINARY: "t"}  # the operand is between 0 and 1

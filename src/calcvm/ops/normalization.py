@@ -65,7 +65,7 @@ operator(
     synopsis="y = x - m, m = mean of x over the leading axis; running += momentum*(m - running)",
     category="normalization",
     inputs=("x", "running"),
-    attrs=(_momentum("what the mean of a batch counts in the running one"),),
+    attrs=(_momentum("weight of a batch's mean in the running mean"),),
     shape=_shape,
     words=lambda shapes, attrs: {**leading(shapes["x"]), **attrs},
     fwd=(
@@ -103,14 +103,14 @@ operator(
 # ---------------------------------------------------------------- of channels, over all samples and places
 EPS_ATTR = Attr(name="eps", default=1e-5, check=lambda v: v >= 0, doc="added to the variance")
 RUNNING = ("running_mean", "running_var")
-SCALED, OTHER = "scale[c] = 1; shift[c]", "other[r,c]"  # left out they are 1, and 0
+SCALED, OTHER = "scale[c] = 1; shift[c]", "other[r,c]"  # values if left out: 1, and 0
 SCALE, SHIFT = R("scale", "N", optional=True), R("shift", "N", optional=True)
-CHUNKS, GPU_CHUNKS = 64, 256  # partial results of a sum over rows, at most: as in both kernels/normalization.py
-BLOCK, GPU_BLOCK = 128, 32  # rows of one, at least
+CHUNKS, GPU_CHUNKS = 64, 256  # most partial results of a sum over rows: as in both kernels' normalization.py
+BLOCK, GPU_BLOCK = 128, 32  # fewest rows per partial result
 
 
 def _chunks(rows: Any, block: int, most: int) -> int:
-    """No fewer than ``rows`` are cut into: a power of two."""
+    """A power of two, at least the number of chunks of ``rows`` rows."""
     n = 1
     while n < most and rows > block * n:
         n *= 2
@@ -125,7 +125,7 @@ def batch_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 
 def _channels(shapes: Shapes, names: tuple[str, ...]) -> Shape:
-    """The shape of what each channel has, which these inputs are of, where they are there."""
+    """The shape of a value per channel; the given inputs must have it."""
     x = shapes["x"]
     if len(x) < 2:
         raise ValueError(f"x {show(x)} has no axis of channels: its rank must be 2 or more")
@@ -140,7 +140,7 @@ def _channels(shapes: Shapes, names: tuple[str, ...]) -> Shape:
 def _batch_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     channels = _channels(shapes, ("scale", "shift", *RUNNING))
     if numel(shapes["x"][:-1]) == ONE:
-        raise ValueError(f"x {show(shapes['x'])} has one value a channel, which has no variance")
+        raise ValueError(f"x {show(shapes['x'])} has one value per channel, which has no variance")
     return {"y": shapes["x"], **dict.fromkeys(("mean", "inv", "t_p", "t_q"), channels)}
 
 
@@ -155,7 +155,7 @@ operator(
     inputs=("x", *RUNNING, "scale", "shift"),
     optional_inputs=("scale", "shift"),
     saved=("mean", "inv"),
-    attrs=(EPS_ATTR, _momentum("what the statistics of a batch count in the running ones")),
+    attrs=(EPS_ATTR, _momentum("weight of a batch's statistics in the running ones")),
     shape=_batch_shape,
     words=_places_with,
     layouts={"x": LAST, "y": LAST},
@@ -176,7 +176,7 @@ operator(
             phases="2",
             workspace=batch_workspace,
             flops=f"4*{VECTORS}",
-            useful=(("rows*inner - 2", "there is one value a channel, which has no variance"),),
+            useful=(("rows*inner - 2", "there is one value per channel, which has no variance"),),
         ),
         RowSpec(
             name="batch_norm_fwd",
@@ -353,14 +353,14 @@ def _group_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, (channels,) = shapes["x"], _channels(shapes, ("scale", "shift"))
     groups = affine(attrs["groups"]) if "groups" in attrs else channels
     if groups != channels and (not channels.constant or channels.b % groups.b):
-        raise ValueError(f"the {channels} channels of x {show(x)} are no {groups} groups of one size")
+        raise ValueError(f"the {channels} channels of x {show(x)} do not divide into {groups} equal groups")
     if numel(x[1:-1]) * (channels // groups) == ONE:
-        raise ValueError(f"x {show(x)} has one value a group (of {groups}), which has no variance")
+        raise ValueError(f"x {show(x)} has one value per group (of {groups}), which has no variance")
     return {"y": x, "mean": (x[0], groups), "inv": (x[0], groups)}
 
 
 def group_fwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
-    """Of each worker two numbers of each channel."""
+    """Two numbers of each channel for each worker."""
     return 2 * w.groups * w.D, 2 * w.groups * w.D
 
 
@@ -473,13 +473,13 @@ _by_groups(
 
 # ---------------------------------------------------------------- of vectors: the last axes of any tensor
 OF_ROWS = "rows*inner"
-LAST_AXES = Attr(name="axes", default=1, check=lambda v: isinstance(v, int) and v > 0, doc="how many, the last ones")
+LAST_AXES = Attr(name="axes", default=1, check=lambda v: isinstance(v, int) and v > 0, doc="how many of the last axes")
 
 
 def _vector_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, axes = shapes["x"], attrs["axes"]
     if axes > len(x):
-        raise ValueError(f"x {show(x)} has no {axes} axes")
+        raise ValueError(f"x {show(x)} does not have {axes} axes")
     lead, last = x[: len(x) - axes], x[len(x) - axes :]
     for name in ("scale", "shift"):
         if shapes.get(name) is not None and shapes[name] != last:
@@ -498,7 +498,7 @@ def _vector_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 PARTIAL = (
     1 << 18
-)  # elements of long vectors' partial sums, but for those of four chunks: as in both kernels/normalization.py
+)  # elements of long vectors' partial sums, unless there are only four chunks: as in both kernels' normalization.py
 
 
 def vector_workspace(w: Any, on: On) -> tuple[Any, Any]:
@@ -625,7 +625,7 @@ ROOM = 256  # elements of scratch that rows of few channels share, as in kernels
 
 
 def _lrn_workspace(vectors: int) -> Callable:
-    """Of a CPU's workers so many vectors of channels, with room for their neighbours."""
+    """So many vectors of channels for each of a CPU's workers, with space for their neighbours."""
     return lambda w, on: (0 if on.gpu else vectors * max(w.N + w.size, ROOM),) * 2
 
 
@@ -638,7 +638,7 @@ operator(
         Attr(name="size", default=5, check=lambda v: isinstance(v, int) and 0 < v < 2**20, doc="channels of a sum"),
         Attr(name="alpha", default=1e-4, doc="weight of the mean of squares, times size"),
         Attr(name="beta", default=0.75, doc="exponent"),
-        Attr(name="k", default=1.0, doc="what is added to the squares"),
+        Attr(name="k", default=1.0, doc="added to the squares"),
     ),
     shape=lambda shapes, attrs: {"y": shapes["x"]} if _channels(shapes, ()) else {},
     words=_places_with,

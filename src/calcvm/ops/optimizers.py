@@ -4,11 +4,11 @@ Hyperparameters are float64 values in the heap (``hyper``: the slots below), so 
 learning rate.  A step runs, in this order:
 
 1. ``zero`` at the end of a round; ``penalty`` adds regularizers to a final gradient;
-2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes the norms of a gradient's rows, roots so that squares
-   may be too large for the heap, into that gradient's slice of one array, and ``clip_norm_scale`` turns the array into
-   the slot ``clip_scale``;
-3. ``tick`` counts the step and computes what depends on it alone;
-4. one update row for each parameter; its word ``clip`` makes it read ``clip_scale`` (no pass of its own).
+2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes the norms of a gradient's rows into that gradient's slice
+   of one array (roots, because squares may overflow), and ``clip_norm_scale`` reduces the array to the slot
+   ``clip_scale``;
+3. ``tick`` counts the step and computes everything that depends only on it;
+4. one update row for each parameter; with its word ``clip`` it also applies ``clip_scale``, without a separate pass.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from calcvm.record import record
 HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type": "float64"}
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
-STEP_ROW = "tick"  # counts the steps of an optimizer
-DECAY_ROW = "decay_scale"  # makes hyperparameters of parameters that the decay spares
-SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs name the place
+STEP_ROW = "tick"  # counts an optimizer's steps
+DECAY_ROW = "decay_scale"  # computes the hyperparameters of parameters without decay
+SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs store the place
 
 
-# ---------------------------------------------------------------- what a user may set
+# ---------------------------------------------------------------- what users may set
 @record
 class Slot:
-    """The values that a hyperparameter may have: between two bounds, of which ``ends`` tells as in mathematics."""
+    """The values that a hyperparameter may have: between two bounds, whose inclusion ``ends`` states as in mathematics."""
 
     low: float = 0.0
     high: float = 1e300
@@ -85,8 +85,8 @@ SCHEDULE_SLOTS = {
 
 
 def slots_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Slot]:
-    """The slots of a user that a row's results depend on: those that its equation names."""
-    if row.name == "tick":  # the powers of beta1 and beta2 are for those who name these themselves
+    """The user's slots that a row's results depend on: those in its equation."""
+    if row.name == "tick":  # its powers of beta1 and beta2 count for the rows that name them
         schedule = SCHEDULES[words["schedule"]]
         slots = {name: SLOTS[name] for name in ("learning_rate", "warmup_steps", *SCHEDULE_SLOTS[schedule])}
         return slots | ({"gamma": Slot(low=1)} if schedule == "cosine_restarts" else {})
@@ -110,7 +110,7 @@ def _operator(
     source: str = "",
     **row_has: Any,
 ) -> OpSpec:
-    """One row as an operator of its own: operands are inputs where read, outputs where written."""
+    """One row as an operator: operands are inputs if read, outputs if written."""
     row = RowSpec(name=name, synopsis=synopsis, words=words, operands=operands, **row_has)
 
     def updated(shapes: Shapes, a: Mapping[str, Any]) -> dict[str, Shape]:
@@ -151,7 +151,7 @@ def _weight(name: str) -> Word:
 
 
 def _example(*shapes: tuple[int, ...], bench: bool = False, **attrs: Any) -> Example:
-    """Of operands of these shapes, and the hyperparameters."""
+    """An example with operands of these shapes, and the hyperparameters."""
     return Example(shapes=(*shapes, (len(HYPER_SLOTS),)), attrs=attrs, low=0.1, high=0.9, bench=bench)
 
 

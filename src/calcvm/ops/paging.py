@@ -1,7 +1,7 @@
-"""Rows that move values between the heap and its pages: a file beside it, of a size that is planned too.
+"""Rows that move values between the heap and its pages, a file next to it, whose size is planned too.
 
-No operator of a graph has them: the planner puts them in.  A page lies beyond the heap's end in the same count of elements, so
-that who wrote what is found as it is for all other values; of the operands of all rows, only those that say so may lie there.
+No operator has these rows; the planner inserts them.  A page has an offset in elements beyond the heap's end, so the writer of a
+page is found like that of any other value.  Only operands declared as paged may lie there.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def attributes(params: Parameters) -> tuple[Attr, ...]:
 
 
 def _told(p: Real | Choice) -> str:
-    """What it is, and where both ends are given its range."""
+    """Its description, and its range if both ends are given."""
     if isinstance(p, Real) and -HUGE < p.lo and p.hi < HUGE:
         return f"{p.doc}, in {'(' if p.open else '['}{p.lo:g}, {p.hi:g}]"
     return p.doc
@@ -28,7 +28,7 @@ def words(params: Parameters) -> tuple[Word, ...]:
 
 
 def values(params: Parameters, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The words' values: numbers as they are, names by their places."""
+    """The words' values: numbers unchanged, names by their places."""
     out = {}
     for name, p in params.items():
         v = attrs.get(name, p.default)

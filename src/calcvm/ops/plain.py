@@ -1,6 +1,6 @@
 """Rows and operators that follow from their equations: extents, shares, operations, what may be in place.
 
-What other rows say of themselves by hand these read from their equations, `calcvm.equations.facts`, when they are first asked.
+Other rows declare these facts by hand; these rows derive them from their equations on first use (`calcvm.equations.facts`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def row(of: Row | Stated, words: Sequence[Word], make: type[RowSpec] = RowSpec) 
 
     def fact(what: str, *given: Any) -> Callable[[], Any]:
         def found() -> Any:
-            from calcvm.equations import facts  # an import of calcvm reads no equation
+            from calcvm.equations import facts  # importing calcvm parses no equation
 
             return getattr(facts, what)(of.plain, *given)
 
@@ -47,13 +47,13 @@ def row(of: Row | Stated, words: Sequence[Word], make: type[RowSpec] = RowSpec) 
 def spec_of(of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), **more: Any) -> OpSpec:
     """The operator of a declaration.
 
-    numbers : its words that are no sizes.  The rest is as of `OpSpec`; shapes of what backward rows set beside follow.
+    numbers : its words that are not sizes.  The rest is as in `OpSpec`; shapes of backward rows' further results follow.
     """
     named = tuple(w.name for w in numbers)
     assert named == (*of.integers, *of.reals), f"{of.name}: numbers are {named}, and {of.integers + of.reals} declared"
     rows = partial(row, words=(*dims(" ".join(of.sizes)), *numbers))
     forward = rows(of.forward)
-    scans = {name: name[3:] for sets in of.gradients for name in sets if name[0] == "t"}  # of t_dy that of y
+    scans = {name: name[3:] for sets in of.gradients for name in sets if name[0] == "t"}  # t_dy has the shape of y
 
     def shapes(given: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
         made = shape(given, attrs)

@@ -1,4 +1,4 @@
-"""Pooling: what lies in a window, as one number a channel."""
+"""Pooling: reduces each window to one number per channel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from calcvm.ops.windows import (
     words,
 )
 
-TAPS = 256  # of a window that max_pool saves the place in
+TAPS = 256  # taps of a window whose place max_pool can save
 TAPS_OF = "kd*kh*kw"
 POWER = Word(name="power", kind="float", lo=0, hi=1e300)
 Attrs = Mapping[str, Any]
@@ -52,7 +52,7 @@ Rule = Callable[[Shapes, Attrs], tuple[Axis, ...]]
 
 
 def _slid(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
-    """The axes of x; the stride is the window's size, unless another is given."""
+    """The axes of x; the stride defaults to the window's size."""
     stride = attrs["stride"] or attrs["kernel"]
     padding, dilation = attrs.get("padding"), attrs.get("dilation")
     return slid(shapes["x"], attrs["kernel"], stride, padding, dilation, attrs["ceil_mode"])
@@ -71,7 +71,7 @@ def _adapted(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
 def _pooling(
     name: str, axes: Rule, more: Callable[[Attrs], Mapping[str, Any]] = lambda attrs: {}, made: str = "", **spec: Any
 ) -> OpSpec:
-    """An operator of windows.  more : words beside theirs.  made : what is of the output's shape beside it."""
+    """An operator of windows.  more : further words.  made : a further result of the output's shape."""
 
     def shape(shapes: Shapes, attrs: Attrs) -> dict[str, Shape]:
         y = out_shape(shapes["x"], axes(shapes, attrs))
@@ -92,14 +92,14 @@ def _pooling(
 DX = W("dx", X, X_ROWS)
 # How many taps of a window are elements of x: tap (td,th,tw) of window (od,oh,ow) is x[n, {od*sd + td*dd - pd}, c].
 COUNT = "{* (min(kd, (D - 1 + pd - od*sd)//dd + 1) - max(0, (pd - od*sd + dd - 1)//dd))}"
-# Adaptive windows: which elements they have, from floor(od*D/OD) to ceil((od + 1)*D/OD), and taps along an axis, as kernels number them.
+# Adaptive windows: their elements, from floor(od*D/OD) to ceil((od + 1)*D/OD), and taps along an axis, as kernels number them.
 HAS = "has[{od<OD},{d<D}] = {and od*D < (d + 1)*OD and d*OD < (od + 1)*D}; "
 HAS_COUNT = HAS + "count[{od}] = {* (((od + 1)*D + OD - 1)//OD - od*D//OD)}; "
 TAPS_ALONG = "where(D%OD == 0, D//OD, D//OD + 2)"
 
 
 def _equation(synopsis: str, declares: str = "") -> Mapping[str, Any]:
-    """Of a row, over the three axes."""
+    """A row's synopsis and declarations, over the three axes."""
     return {"synopsis": lambda: each("dhw", synopsis), "declares": lambda: each("dhw", declares)}
 
 
@@ -183,7 +183,7 @@ _max(
     "uint8",
     WINDOW,
     f"{Y}*{TAPS_OF}",
-    _equation(  # kernels take the first element where all of a window are -inf, which the equation takes for padding
+    _equation(  # kernels take the first element if a whole window is -inf; the equation takes it for padding
         "y[n<N,{od<OD},c<C] = max[{td<kd}] x[n, {od*sd + td*dd - pd}, c; -inf]; "
         "index[n,{od},c] = argmax[{td}] x[n, {od*sd + td*dd - pd}, c; -inf]",
         "x[n,{d<D},c]",
@@ -204,7 +204,7 @@ _max(
         _example(None, 12, 5, kernel=(3,), stride=(1,), dilation=(2,), padding=(2, 2)),
         *FAST,
     ),
-    source="of equals the first has the gradient, as in PyTorch; what pads is no element",
+    source="the first of equals gets the gradient, as in PyTorch; padding is not an element",
 )
 _max(
     "adaptive_max_pool",
@@ -281,7 +281,7 @@ _avg(
             name="count_include_pad",
             default=True,
             check=lambda v: isinstance(v, bool),
-            doc="whether zeros that pad are counted; what ceil_mode adds never is",
+            doc="whether padding zeros are counted; places added by ceil_mode never are",
         ),
     ),
     onnx=("AveragePool",),
@@ -323,7 +323,7 @@ _pooling(
             name="p",
             default=2.0,
             check=lambda v: type(v) in (int, float) and 0 < v < math.inf,
-            doc="the power, > 0; with 1 sums",
+            doc="the power, > 0; 1 gives sums",
         ),
         KERNEL,
         STRIDE,
@@ -375,11 +375,11 @@ _pooling(
         Example(shapes=((None, 5, 17),), attrs={"p": 2.0, "kernel": (2,)}),
         FAST[0],
     ),
-    source="torch.nn.LPPool2d: powers of x as they are, no sizes; a window that leaves the image counts as a whole one",
+    source="torch.nn.LPPool2d: powers of x itself, not of its absolute value; a window that leaves the image counts as a whole one",
 )
 
 
-# ---------------------------------------------------------------- all of an image
+# ---------------------------------------------------------------- global pooling
 def _whole(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
     return adapted(shapes["x"], (1,) * (len(shapes["x"]) - 2))
 

@@ -1,8 +1,8 @@
 """Random operators: no mask is stored, every number is a hash of (seed, step, stream, element).
 
-``rng`` is two int64 in the heap: the seed, and a counter that `rng_advance` raises once a forward pass,
-before the first row that reads it.  So a backward recomputes what its forward drew, results do not
-depend on the team, and saving the heap saves the state.
+``rng`` is two int64 in the heap: the seed, and a counter that `rng_advance` increments once per forward pass, before
+the first row that reads it.  So a backward recomputes the numbers that its forward drew, results do not depend on the
+team, and saving the heap saves the state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OF_STREAM = Attr(
     name="stream",
     default=0,
     check=lambda v: isinstance(v, int) and 0 <= v < 2**31,
-    doc="rows of one graph that must draw independently have different streams",
+    doc="rows of one graph that must draw independently need different streams",
 )
 DRAWN = "it draws random numbers by a counter"
 DRAWS = (R("rng", "2", type="int64"), R("rate", "1", type="float64"))
@@ -86,7 +86,7 @@ def _one_a_channel(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]
     _check_state(shapes)
     x, axis = shapes["x"], attrs["axis"]
     if len(x) <= axis:
-        raise ValueError(f"{show(x)} has no channels, which are its axis {axis}")
+        raise ValueError(f"{show(x)} has no channels, which would be its axis {axis}")
     return {"y": tuple(n if i in (0, axis) else ONE for i, n in enumerate(x))}
 
 
@@ -115,7 +115,7 @@ operator(
         Example(shapes=((None, 5, 3, 2), (2,), ()), low=0.1, high=0.9),
         Example(shapes=((None, 4, 19), (2,), ()), low=0.1, high=0.9, attrs={"axis": 2, "stream": 3}),
     ),
-    source="Tompson et al. 2015; drawn as dropout is",
+    source="Tompson et al. 2015; drawn like dropout",
 )
 
 
@@ -133,7 +133,7 @@ def _crop_axes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, int, 
     spatial = x[first : first + len(sizes)]
     if len(x) != len(sizes) + 2 or not len(sizes) == len(attrs["padding"]) == len(attrs["flips"]):
         raise ValueError(
-            f"{show(x)} is no image with a size, a padding and a rate for each of its spatial axes: {sizes}, "
+            f"{show(x)} is not an image with a size, a padding and a rate for each of its spatial axes: {sizes}, "
             f"{attrs['padding']}, {attrs['flips']}"
         )
     for d, e, p in zip(spatial, sizes, attrs["padding"]):
@@ -143,7 +143,7 @@ def _crop_axes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, int, 
             raise ValueError(f"a crop of {e} is larger than {d} of {show(x)} with {p} before and after: {d.b + 2 * p}")
         if p and (attrs["mode"] == "reflect" and p >= d.b or attrs["mode"] != "constant" and not d.b):
             raise ValueError(
-                f"padding {p} of {d} in {show(x)}: what reflects is smaller, and of nothing there is no edge"
+                f"padding {p} of {d} in {show(x)}: reflection needs less than the size, and the other modes at least one element"
             )
     return [(d.b, *numbers) for d, *numbers in zip(spatial, sizes, attrs["padding"], attrs["flips"])]
 
@@ -156,7 +156,7 @@ def _cropped(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _crop_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch, channels before the spatial axes, those, channels after them."""
+    """The batch, channels before the spatial axes, these axes, channels after them."""
     x, first = shapes["x"], attrs["first"]
     axes = _crop_axes(x, attrs)
     words: dict[str, Any] = {"N": x[0], "A": numel(x[1:first]), "C": numel(x[first + len(axes) :])}
@@ -173,14 +173,14 @@ operator(
     inputs=("x", "rng"),
     optional_inputs=("rng",),
     attrs=(
-        Attr(name="sizes", check=_numbers(lambda n: type(n) is int and n >= 0), doc="of the result, one an axis"),
+        Attr(name="sizes", check=_numbers(lambda n: type(n) is int and n >= 0), doc="of the result, one per axis"),
         Attr(
             name="padding",
             check=_numbers(lambda n: type(n) is int and 0 <= n <= LARGEST_PAD),
             doc="elements before and after each axis",
         ),
-        Attr(name="flips", check=_numbers(lambda p: 0 <= p <= 1), doc="how probable it is that an axis is mirrored"),
-        Attr(name="mode", default="constant", check=lambda v: v in BEYOND, doc="what pads: zeros, or as of pad"),
+        Attr(name="flips", check=_numbers(lambda p: 0 <= p <= 1), doc="the probability that an axis is mirrored"),
+        Attr(name="mode", default="constant", check=lambda v: v in BEYOND, doc="the padding: zeros, or as for pad"),
         Attr(name="first", default=2, check=lambda v: v in (1, 2), doc="the first spatial axis"),
         OF_STREAM,
     ),
@@ -237,7 +237,7 @@ operator(
             bench=True,
         ),
     ),
-    source="Krizhevsky et al. 2012; drawn as dropout is, by the image's number in the batch",
+    source="Krizhevsky et al. 2012; drawn like dropout, by the image's number in the batch",
 )
 
 operator(

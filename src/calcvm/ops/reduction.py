@@ -1,8 +1,10 @@
 """Sums over any axes, extrema over a block of neighbouring axes, and softmax over the last axis.
 
-A sum sees x as (O, R0, K0, R1, K1, R2, I) and is over R = (R0, R1, R2), an extremum as (O, P, R0, R1, I) and is over
-R = (R0, R1).  O begins with the leading axis where that is kept, R0 where it is reduced (and with the second axis
-if it goes the same way), and O*R0 rows are what workers share x by.
+A sum sees x as (O, R0, K0, R1, K1, R2, I) and is over R = (R0, R1, R2); an extremum sees (O, P, R0, R1, I) and is over
+R = (R0, R1).  The leading axis begins O if it is kept and R0 if it is reduced, joined by the second axis if that is treated
+alike.  The workers share x by its O*R0 rows.
+
+A team sums many elements to one number in two phases: 262144 elements take 6.2 us with two workers, 10.7 with one.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ from calcvm.ops.spec import (
 )
 from calcvm.record import record
 
-BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
+BY = choice("by", 2)  # 1: workers share the kept elements, because the leading axis is reduced
 BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 
 @record
 class Form:
-    """How x is seen: an index and its size for each axis, of which those with a size R... are reduced.
+    """The form in which x is seen: an index and a size for each axis; axes with a size R... are reduced.
 
     kept : elements below the leading axis of y.  part, dy_part : of backward rows.
     """
@@ -59,7 +61,7 @@ class Form:
         return (*dims(self.sizes), BY)
 
     def axes(self, which: str = "KR", ranges: bool = True) -> str:
-        """Indexes of what is kept (K), reduced (R) or both, as they stand in brackets."""
+        """Indexes that are kept (K), reduced (R) or both, as written in brackets."""
         pairs = zip(self.indexes.split(), self.sizes.split())
         return ",".join(f"{i}<{n}" if ranges else i for i, n in pairs if ("R" if n[0] == "R" else "K") in which)
 
@@ -68,12 +70,12 @@ class Form:
 
 
 SUM = Form("o a m b j c l", "O R0 K0 R1 K1 R2 I", "K0*K1*I", ("1 - O if by else 0",), "O*R0", "O if R0 == 1 else 0")
-# The first of equals is sought along R: one worker for each O.
+# The search for the first of equals runs along R: one worker for each O.
 EXTREMUM = Form("o p a b l", "O P R0 R1 I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
 
 
 def reduced_axes(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
-    """Of each axis, whether it is reduced."""
+    """Whether each axis is reduced."""
     axes, rank = attrs.get("axes"), len(shape)
     if axes is None:
         return [True] * rank
@@ -119,7 +121,7 @@ def extremum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
         return {"O": w["O"], "P": w["K1"], "R0": ONE, "R1": w["R2"], "I": w["I"], "by": 0}
     if w["O"] * w["K0"] * w["R1"] * w["K1"] == ONE:
         return {"O": ONE, "P": ONE, "R0": w["R0"], "R1": w["R2"], "I": w["I"], "by": w["by"]}
-    raise ValueError(f"axes {attrs['axes']} of {show(x)} are no neighbours: split into one reduction a block")
+    raise ValueError(f"axes {attrs['axes']} of {show(x)} are not neighbours: split into one reduction per block")
 
 
 ATTRS = (
@@ -141,7 +143,7 @@ CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
     ((None, 3), {"axes": ()}),
     ((1, 4, 3), {"axes": (0, 2)}),
 )
-# Blocks of axes with others between them, which extrema take one after the other.
+# Blocks of axes with others in between, which extrema reduce one after the other.
 _SEVERAL: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
     ((None, 3, 7), {"axes": (0, 2)}),
     ((None, 3, 4, 19), {"axes": (0, 2)}),
@@ -154,18 +156,18 @@ _SEVERAL: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
 
 
 BLOCK = 4096  # summands of a partial sum, as in kernels_cpu/reduction.py
-LONG = 1 << 16  # summands from which a team sums what becomes one number
+LONG = 1 << 16  # from so many summands on, a team computes a sum that is one number
 
 
 def sum_workspace(w: Any, on: On) -> tuple[Any, Any]:
-    """Partial sums of what becomes one number, for a CPU's team."""
+    """Partial sums for a result that is one number, computed by a CPU's team."""
     R = w.R0 * w.R1 * w.R2
     many = not on.gpu and on.nw > 1 and w.O * w.K0 * w.K1 * w.I == 1 and R >= LONG
     return 0, parts(R, BLOCK) if many else 0
 
 
 def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
-    """``y`` and ``dx`` : with x, dy, over and n in braces, for the elements, what is reduced, and how many elements that is."""
+    """``y`` and ``dx`` : with x, dy, over and n in braces, for the elements, the reduced indexes, and their number of elements."""
     form = EXTREMUM if "y" in reads else SUM
     x, result = form.axes(ranges=False), form.axes("K", ranges=False)
     said = {

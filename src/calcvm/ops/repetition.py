@@ -1,4 +1,4 @@
-"""Equations that say the same of several axes, written for one."""
+"""Equations that repeat for several axes, written for one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ JOINS = {";": "; ", "and": " and ", "*": "*", "+": " + "}
 
 
 def each(axes: str, text: str) -> str:
-    """A text in which what stands in braces is repeated for all axes.
+    """A text in which each part in braces is repeated for all axes.
 
-    It is written for the first: names that end in ``axes[0]``, or in its capital, end in the others' then.  A part that begins with
-    ``;``, ``and``, ``*`` or ``+`` is joined by that, any other by commas.
+    It is written for the first axis: names that end in ``axes[0]``, or in its capital, get the other axes' endings.  A part that
+    begins with ``;``, ``and``, ``*`` or ``+`` is joined by that, any other by commas.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Operators that make axes larger or smaller: padding, and images scaled to another size."""
+"""Operators that enlarge or shrink axes: padding, and scaling of images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calcvm.ops.sizes import On
 from calcvm.ops.spec import LAST, WN, Attr, Example, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
 
 # ---------------------------------------------------------------- padding
-BEYOND = ("constant", "reflect", "edge", "wrap")  # what lies beyond an axis's ends
+BEYOND = ("constant", "reflect", "edge", "wrap")  # values beyond an axis's ends
 CONSTANT, REFLECT = 0, 1
 PADDED = 5  # axes
 LARGEST = 3.4e38  # of float32
@@ -26,13 +26,13 @@ def _pads(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[Affine, int, int]]:
     found = [*zip(x, pads[:rank], pads[rank:])]
     for i, (size, p, q) in enumerate(found):
         if min(p, q) < 0:
-            raise ValueError(f"pads {(p, q)} of axis {i} of {show(x)}: they are not negative, a slice cuts")
+            raise ValueError(f"pads {(p, q)} of axis {i} of {show(x)}: they must not be negative; use a slice to cut")
         if p + q == 0:
             continue
         if not size.constant:
             raise ValueError(f"axis {i} of {show(x)} is the batch, which cannot be padded")
         if mode == "reflect" and max(p, q) >= size.b:
-            raise ValueError(f"pads {(p, q)} of axis {i} of {show(x)}: those that reflect are below its size")
+            raise ValueError(f"pads {(p, q)} of axis {i} of {show(x)}: reflection needs numbers below its size")
         if mode != "constant" and not size.b:
             raise ValueError(f"axis {i} of {show(x)} has nothing to pad it with")
     return found
@@ -43,7 +43,7 @@ def pad_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def pad_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """The leading two axes, three below them, and what lies below the last that is padded; neighbours that stay are one."""
+    """The leading two axes, three below them, and the rest below the last padded axis; unpadded neighbours are merged."""
     axes = _pads(shapes["x"], attrs)
     padded = [p + q > 0 for _, p, q in axes]
     leading = 2 if len(axes) > 2 else int(len(axes) == 2 or padded != [True])
@@ -65,9 +65,9 @@ def pad_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _along(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
-    """Pads of the axes that lie in this order."""
+    """Pads of the axes in this storage order."""
     n, pads = len(order), attrs["pads"]
-    if len(pads) != 2 * n:  # which is refused
+    if len(pads) != 2 * n:  # rejected elsewhere
         return dict(attrs)
     return {**attrs, "pads": tuple(pads[side + axis] for side in (0, n) for axis in order)}
 
@@ -81,12 +81,12 @@ PAD = (
 )
 PAD_X = "*".join(f"d{k}" for k in range(PADDED)) + "*n"
 PAD_Y = "*".join(f"(d{k} + p{k} + q{k})" for k in range(PADDED)) + "*n"
-STAY = "p0 + q0 + p1 + q1 == 0"  # the leading two axes: workers read their own rows
+STAY = "p0 + q0 + p1 + q1 == 0"  # the leading two axes are not padded: workers read their own rows
 PAD_REQUIRE = tuple(
     f"d{k} - 1 - (max(p{k}, q{k}) if mode == {REFLECT} else 0) if mode != {CONSTANT} and p{k} + q{k} > 0 else 0"
     for k in range(PADDED)
 )
-# The element of x that element o of the padded axis shows, which may be one beyond the ends.
+# The element of x for element o of the padded axis; it may be one beyond the ends.
 SHOWN = (
     "{; i0[o0<d0 + p0 + q0] = where(mode == 0 or p0 + q0 == 0, o0 - p0, where(mode == 1, d0 - 1 - |d0 - 1 - |o0 - p0||, "
     "where(mode == 2, max(0, min(o0 - p0, d0 - 1)), (o0 - p0)%d0)))}; "
@@ -106,7 +106,7 @@ operator(
             name="mode",
             default="constant",
             check=lambda v: v in BEYOND,
-            doc="what they are: constant, or x mirrored (reflect), its ends (edge), x again (wrap)",
+            doc="their values: constant, or x mirrored (reflect), its ends (edge), x again (wrap)",
         ),
         Attr(
             name="value",
@@ -180,21 +180,21 @@ operator(
 # ---------------------------------------------------------------- scaling
 NEAREST, LINEAR = "nearest", "linear"
 SPATIAL = 3
-SMALLEST = 2**22  # a step of more is no number of an int64 for all sizes
+SMALLEST = 2**22  # a larger step is not an int64 for all sizes
 
 
 def _sizes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, float]]:
-    """(size, size in y, step in x of one in y) for each spatial axis, as PyTorch has them."""
+    """(size, size in y, step in x of one in y) for each spatial axis, as in PyTorch."""
     sizes, scales = attrs["sizes"], attrs["scales"]
     if not 3 <= len(x) <= SPATIAL + 2:
-        raise ValueError(f"upsample of {show(x)}: 1 to {SPATIAL} spatial axes between batch and channels are wanted")
+        raise ValueError(f"upsample of {show(x)}: it needs 1 to {SPATIAL} spatial axes between batch and channels")
     if (sizes is None) == (scales is None):
         raise ValueError("upsample takes either sizes or scales")
     asked = scales if sizes is None else sizes
     if len(asked) != len(x) - 2:
         raise ValueError(f"upsample of {show(x)} to {asked}: give one number for each of {len(x) - 2} spatial axes")
     if attrs["align_corners"] and attrs["mode"] == NEAREST:
-        raise ValueError("align_corners is of the mode linear: nearest has none")
+        raise ValueError("align_corners needs the mode linear: nearest has none")
     found = []
     for i, (size, n) in enumerate(zip(x[1:-1], asked)):
         if not size.constant:
@@ -218,7 +218,7 @@ def upsample_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]
 
 
 def upsample_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """One spatial axis is H, two are H and W: N*H are then the units of sharing."""
+    """One spatial axis is H, two are H and W; workers then share N*H."""
     x, axes = shapes["x"], _sizes(shapes["x"], attrs)
     one = (1, 1, 1.0)
     axes = [one, *axes, one] if len(axes) == 1 else [one] * (SPATIAL - len(axes)) + axes
@@ -236,22 +236,22 @@ UPSAMPLE = (
     WN,
 )
 UPSAMPLE_X, UPSAMPLE_Y = "N*D*H*W*C", "N*E*F*G*C"
-UNITS = "N*{0} if D*E > 1 else N*{0}*{1}"  # of the first spatial axis that is there
+UNITS = "N*{0} if D*E > 1 else N*{0}*{1}"  # workers share the first spatial axis that exists
 
 
 def upsample_fwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
-    """A line of x, on a GPU nothing."""
+    """A line of x; on a GPU nothing."""
     room = 0 if on.gpu or w.mode == 0 else w.W * w.C
     return room, room
 
 
 def upsample_bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
-    """A line of dy, on a GPU nothing."""
+    """A line of dy; on a GPU nothing."""
     room = 0 if on.gpu else w.G * w.C
     return room, room
 
 
-# How near an element of x is to where one of y lies along their axis, as PyTorch places it; it counts where that is above 0.
+# The weight of an element of x for an element of y, by their distance along the axis, placed as in PyTorch; it counts if above 0.
 NEAR = (
     "at_{d}[{e}<{E}] = min(where(mode == 0, floor(float32({e}*s{d})), "
     "where(align == 1, {e}*s{d}, max(({e} + 0.5)*s{d} - 0.5, 0))), {D} - 1); near_{d}[{e},{d}<{D}] = 1 - |at_{d}[{e}] - {d}|; "
@@ -283,7 +283,7 @@ operator(
             name="align_corners",
             default=False,
             check=lambda v: isinstance(v, bool),
-            doc="of linear: the first and the last elements of x and y lie on each other, and not the ends of axes",
+            doc="for linear: aligns the first and last elements of x and y, instead of the ends of axes",
         ),
     ),
     shape=upsample_shape,

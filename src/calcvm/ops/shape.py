@@ -80,7 +80,7 @@ _view(
         Attr(
             name="shape",
             check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
-            doc="sizes; None is the batch, one -1 is what remains",
+            doc="sizes; None is the batch, one -1 is the remaining size",
         ),
     ),
     differentiable=("x",),
@@ -141,7 +141,7 @@ def _axes(x: Shape, attrs: Mapping[str, Any]) -> tuple[int, ...]:
     if axes is None:
         axes = tuple(reversed(range(len(x))))
     if sorted(axes) != list(range(len(x))):
-        raise ValueError(f"axes {tuple(axes)} are no permutation of the axes of {show(x)}")
+        raise ValueError(f"axes {tuple(axes)} are not a permutation of the axes of {show(x)}")
     return tuple(axes)
 
 
@@ -184,7 +184,7 @@ def transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of: str = FLOAT) -> RowSpec:
     total = "*".join(f"{d}{i}" for i in range(AXES))
     below = "1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES))
-    # Where the leading axis stays, its stride covers what lies below it: workers read their own rows.
+    # If the leading axis stays, its stride covers the elements below it: workers read their own rows.
     span = f"{below} + ({d}0 - 1)*{s}0"
     return RowSpec(
         name=name,
@@ -199,7 +199,7 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     )
 
 
-WOVEN = ((2, FLOAT), (3, FLOAT), (4, FLOAT), (3, "uint8"))  # lines that kernels treat in a way of their own
+WOVEN = ((2, FLOAT), (3, FLOAT), (4, FLOAT), (3, "uint8"))  # lines for which kernels have special code
 operator(
     name="transpose",
     synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
@@ -229,7 +229,7 @@ operator(
 )
 
 
-COPY_ROW = "transpose_fwd"  # what makes an output lie as users see it
+COPY_ROW = "transpose_fwd"  # makes an output's storage order the users' order
 
 
 # ---------------------------------------------------------------- concatenation
@@ -276,7 +276,7 @@ def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
 
 
 def along_axis(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
-    """The axis to join along among those that lie in this order."""
+    """The axis to join along, as a place in this storage order."""
     axis = attrs["axis"]
     return {**attrs, "axis": order.index(axis % len(order)) if -len(order) <= axis < len(order) else axis}
 
@@ -319,7 +319,7 @@ operator(
 MANY = dims(f"rows inner {' '.join(PARTS.upper())}")
 ALL_PARTS = " + ".join(PARTS.upper())
 MANY_SIZE = f"rows*inner*({ALL_PARTS})"
-ALONG = {p: f"{i}<{p.upper()}" for p, i in zip(PARTS, "jklmnopq")}  # of each, an index and its range
+ALONG = {p: f"{i}<{p.upper()}" for p, i in zip(PARTS, "jklmnopq")}  # an index and its range for each
 BEFORE = {p: PARTS.upper()[: PARTS.index(p)] for p in PARTS}
 operator(
     name="concat_many",
@@ -384,7 +384,7 @@ def _ranges(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, Affine, bool]
     """(start, size, whole) for each axis."""
     starts, stops = attrs["starts"], attrs["stops"]
     if len(starts) != len(stops) or len(starts) > len(x):
-        raise ValueError(f"starts {starts} and stops {stops} need one number an axis of {show(x)}")
+        raise ValueError(f"starts {starts} and stops {stops} need one number per axis of {show(x)}")
     out = []
     for i, size in enumerate(x):
         start, stop = (starts[i] or 0, stops[i]) if i < len(starts) else (0, None)
@@ -392,12 +392,12 @@ def _ranges(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, Affine, bool]
             out.append((0, size, True))
             continue
         if not size.constant:
-            raise ValueError(f"axis {i} of {show(x)} is the batch, from which nothing can be cut: give it as :")
+            raise ValueError(f"axis {i} of {show(x)} is the batch, which cannot be cut: give it as :")
         n = size.b
         start = start + n if start < 0 else start
         stop = n if stop is None else stop + n if stop < 0 else stop
         if not 0 <= start <= stop <= n:
-            raise ValueError(f"{start}:{stop} is no range of axis {i} of {show(x)}")
+            raise ValueError(f"{start}:{stop} is not a range of axis {i} of {show(x)}")
         out.append((start, affine(stop - start), stop - start == n))
     return out
 
@@ -421,7 +421,7 @@ def slice_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
         elif not groups or n != ONE:
             groups.append((n, step))
         else:
-            whole = False  # one element joins nothing: what lies below stays apart from what lies above
+            whole = False  # one element merges nothing: the axes below stay separate from those above
         whole_below, step = whole, step * size
     if len(groups) > AXES - 1:
         raise ValueError(f"slice of {show(x)}: more than {AXES} groups of axes")

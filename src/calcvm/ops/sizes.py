@@ -1,9 +1,10 @@
-"""What a size expression means: one exact function of the batch, for lowering, planner and verifier alike.
+"""Size expressions: one exact function of the batch, shared by lowering, planner and verifier.
 
-The words of an expression are numbers or ``a*B + b``.  On a range of batches its value is a polynomial of B with
-integer coefficients, until something is decided: ``min``, ``max``, a comparison.  Where the answer changes inside
-the range, the range is cut there, and what remains is evaluated anew.  So a size is a polynomial piece by piece,
-exact for every batch from 1 to `MAX_BATCH`; forms that are equal cancel, and sizes that are equal compare equal.
+The words of an expression are numbers or ``a*B + b``.  On a range of batches its value is a polynomial of B with integer
+coefficients, until a decision: ``min``, ``max``, a comparison.  If the answer changes inside the range, the range is
+cut there, and the remainder is evaluated again.  So a size is a piecewise polynomial, exact for every batch from 1 to
+`MAX_BATCH`; equal forms cancel, and equal sizes compare equal.
+Only scratch may have several pieces: any other extent is the size of a value, ``a*B + b``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, NamedTuple
 from calcvm.ops.dims import Affine, affine
 from calcvm.record import record
 
-MAX_BATCH = 2**40  # the largest that there may be
+MAX_BATCH = 2**40  # the largest possible batch
 
 
 class Undecided(ArithmeticError):
-    """An expression is no polynomial on any range of batches, or one of unknown direction."""
+    """An expression is not a polynomial on any range of batches, or its direction is unknown."""
 
 
 class _Cut(Exception):
@@ -34,7 +35,7 @@ class _Cut(Exception):
 
 
 class Form:
-    """A polynomial of the batch that is no constant, for batches from ``first`` to ``last``.
+    """A polynomial of the batch that is not constant, for batches from ``first`` to ``last``.
 
     coefficients : of B^0, B^1, ...
     """
@@ -77,13 +78,13 @@ class Form:
     __radd__, __rmul__ = __add__, __mul__
 
     def __floordiv__(self, other: Form | int) -> Form | int:
-        """Exact where what grows is a multiple of a number."""
+        """Defined only for a number that divides the growing part."""
         if isinstance(other, Form) or not other or any(a % other for a in self.coefficients[1:]):
-            raise Undecided(f"({_show(self.coefficients)}) // ({other}) is no polynomial of the batch")
+            raise Undecided(f"({_show(self.coefficients)}) // ({other}) is not a polynomial of the batch")
         return self._new([a // other for a in self.coefficients])
 
     def __rfloordiv__(self, other: int) -> int:
-        raise Undecided(f"({other}) // ({_show(self.coefficients)}) is no polynomial of the batch")
+        raise Undecided(f"({other}) // ({_show(self.coefficients)}) is not a polynomial of the batch")
 
     def __abs__(self) -> Form | int:
         return self if self >= 0 else -self
@@ -93,16 +94,16 @@ class Form:
 
     # ------------------------------------------------------------ decisions
     def bounds(self) -> tuple[int, int]:
-        """The least and the largest value: those at both ends, since it never falls or never rises."""
+        """The smallest and the largest value: those at both ends, because it is monotonic."""
         begin, end = self.at(self.first), self.at(self.last)
         if len(self.coefficients) > 2:
             ways = {c > 0 for c in _shifted(self.coefficients, self.first)[1:] if c}
             if len(ways) > 1:
-                raise Undecided(f"{self} has no direction that can be shown")
+                raise Undecided(f"{self} cannot be shown to be monotonic")
         return min(begin, end), max(begin, end)
 
     def _decide(self, key: Callable[[int], int]) -> int:
-        """``key`` of all values: it never falls or never rises, as the form itself."""
+        """``key`` of all values; like the form, it must be monotonic."""
         self.bounds()
         begin = key(self.at(self.first))
         if key(self.at(self.last)) == begin:
@@ -184,7 +185,7 @@ class Piecewise:
         return _value(self._coefficients(batch), batch)
 
     def around(self, batch: int) -> Affine:
-        """The form that the size has at a batch: a number where none is ``a*B + b``."""
+        """The form of the size at a batch: a number if its piece is not ``a*B + b``."""
         found = self._coefficients(batch)
         return _affine(found) if len(found) <= 2 else Affine(0, _value(found, batch))
 
@@ -196,7 +197,7 @@ class Piecewise:
         return _joined([piece for piece in self.pieces if piece[0] <= last])
 
     def bounds(self, last: int) -> tuple[int, int]:
-        """The least and the largest for batches from 1 to ``last``."""
+        """The smallest and the largest value for batches from 1 to ``last``."""
         pieces = [piece for piece in self.pieces if piece[0] <= last]
         ends = [first - 1 for first, _ in pieces[1:]] + [last]
         found = [Form(c, first, end).bounds() for (first, c), end in zip(pieces, ends)]
@@ -210,7 +211,7 @@ Extent = Affine | Piecewise
 
 
 def _joined(pieces: Sequence[tuple[int, tuple[int, ...]]]) -> Extent:
-    """Pieces in order as a size; neighbours that go on alike are one."""
+    """Pieces in order as a size; neighbours with equal coefficients are merged."""
     kept = [piece for before, piece in zip([(0, None), *pieces], pieces) if before[1] != piece[1]]
     if len(kept) == 1 and len(kept[0][1]) <= 2:
         return _affine(kept[0][1])
@@ -223,12 +224,12 @@ def _affine(coefficients: tuple[int, ...]) -> Affine:
 
 
 def exact(function: Callable[[list[Any]], Sequence[Form | int]], words: Sequence[Any], last: int) -> tuple[Extent, ...]:
-    """What ``function`` makes of ``words`` (numbers and sizes), for all batches from 1 to ``last``.
+    """The result of ``function`` on ``words`` (numbers and sizes), for all batches from 1 to ``last``.
 
     Raises
     ------
     Undecided
-        Something is no polynomial of the batch, or one without a direction, where that must be known.
+        A value is not a polynomial of the batch, or its direction is unknown where it matters.
     """
     pieces: list[tuple[int, Sequence[Form | int]]] = []
     first = 1
@@ -274,7 +275,7 @@ def _piece(size: Extent, first: int, last: int) -> Form | int:
 
 # ---------------------------------------------------------------- the language
 def parts(n: Any, m: int) -> Any:
-    """A size that is no less than n / m, for every batch: the least that is a number, or a polynomial."""
+    """A size of at least n / m for every batch: the smallest that is a number or a polynomial."""
     if isinstance(n, Form):
         return n._new([-(-c // m) for c in n.coefficients])
     return -(-n // m)
@@ -300,7 +301,7 @@ LANGUAGE = (
 
 
 class On(NamedTuple):
-    """What sizes may depend on beside words: the planned team, whether on a GPU."""
+    """What sizes may depend on besides words: the planned team, and whether it is on a GPU."""
 
     nw: int
     gpu: int
@@ -314,7 +315,7 @@ def reads(expression: str) -> tuple[str, ...]:
 
     Raises
     ------
-    SyntaxError : it is none: words, whole numbers, + - * //, comparisons, and, or, not, if-else, min, max, abs, ceil_div.
+    SyntaxError : it contains more than words, whole numbers, + - * //, comparisons, and, or, not, if-else, min, max, abs, ceil_div.
     """
     for node in ast.walk(ast.parse(expression, mode="eval")):
         called = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS)
@@ -330,7 +331,7 @@ def reads(expression: str) -> tuple[str, ...]:
 
 
 def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
-    """Value of a size expression over ``words``: a number, and where words depend on the batch an `Affine` or `Piecewise`.
+    """Value of a size expression over ``words``: a number, or an `Affine` or `Piecewise` if words depend on the batch.
 
     Raises
     ------
@@ -345,7 +346,7 @@ def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
 
 
 def function(expressions: Sequence[str], names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
-    """The values of expressions as a function of the words ``names``, for who asks often (see `exact`)."""
+    """The values of expressions as a function of the words ``names``, for frequent evaluation (see `exact`)."""
     body = "".join(f"({e}), " for e in expressions)
     return eval(compile(f"lambda {', '.join(names)}: ({body})", "<sizes>", "eval"), FUNCTIONS)
 
@@ -362,18 +363,18 @@ def _evaluated(expression: str, words: tuple[tuple[str, Any], ...]) -> Extent:
 
 
 def extent(expression: str, words: Mapping[str, Any]) -> Extent:
-    """The same as a size for all batches, also where it is a number."""
+    """The same as a size for all batches, even if it is a number."""
     n = evaluate(expression, words)
     return n if isinstance(n, Piecewise) else affine(n)
 
 
 # ---------------------------------------------------------------- scratch
 def workspace(spec: Any, words: Mapping[str, Any], on: On) -> tuple[Extent, Extent]:
-    """The least ``wn`` of a row of these words and what speed wants, for all batches.
+    """A row's smallest ``wn``, and the best for speed, for all batches.
 
     Raises
     ------
-    Undecided : they are no sizes of the batch.
+    Undecided : they are not sizes of the batch.
     """
     return _workspace(spec.workspace, tuple((w.name, words[w.name]) for w in spec.words if w.name in words), on)
 

@@ -1,18 +1,17 @@
 """The form of the instruction set: operators, their rows, and what a row declares about itself.
 
-An *operator* (`OpSpec`) is what a graph is made of.  A *row* (`RowSpec`) is one instruction of the VM:
-an operator has forward rows and backward rows.  Everything else in calcvm is derived from these
-declarations: encoding, dispatch, autodiff, lifetimes, verifier, disassembly, documentation, tests and
-benchmarks.  So a declaration that lies is a defect, and every property declared here has a test that
-fails when it is a lie.
+An *operator* (`OpSpec`) is a node of a graph.  A *row* (`RowSpec`) is one instruction of the VM: an operator has forward
+rows and backward rows.  Everything else in calcvm is derived from these declarations: encoding, dispatch, autodiff,
+lifetimes, verifier, disassembly, documentation, tests and benchmarks.  So a false declaration is a defect, and every
+declared property has a test that fails if it is false.
 
-Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  What they mean for
-each batch `calcvm.ops.sizes` decides; the reference shows them as written.  Extents of scratch may also use
-``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
+Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  `calcvm.ops.sizes` evaluates
+them for each batch; the reference shows them as written.  Extents of scratch may also use ``nw``, the planned number
+of workers, and ``gpu``, 1 for the device "cuda" and else 0.
 
-Scratch is a budget.  The word ``wn`` of a row says how many elements it may use: each worker, where the extent of
-the scratch is ``nw*wn``, all together, where it is ``wn``.  Beside the row stands a function that says what is the
-least, and what speed wants (`RowSpec.workspace`); kernels give the same bits for any ``wn`` from the one to the other.
+Scratch is a budget.  A row's word ``wn`` is the number of elements it may use: for each worker if the scratch's extent is
+``nw*wn``, for all together if it is ``wn``.  A function of the row gives the minimum and the best for speed
+(`RowSpec.workspace`); kernels give the same bits for any ``wn`` in between.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for a
 P = ParamSpec("P")
 T = TypeVar("T")
 HEADER_WORDS = 2
-LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
-MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
+LINE_WORDS = 8  # of a cache line; an encoded row fills whole lines
+MAX_WORDS = 15 * LINE_WORDS  # of a row: a GPU's block keeps two rows and a few words more
 
 
 @record(kw_only=True)
@@ -42,7 +41,7 @@ class Word:
 
     kind : "dim" (a size, may depend on the batch, >= 0), "int" (a constant in [lo, hi]) or "float"
         (a float64 stored as its bits, in [lo, hi], finite).
-    default : what it is where an operator's words do not say.
+    default : its value if an operator's words omit it.
     """
 
     name: str
@@ -62,9 +61,9 @@ def choice(name: str, n: int) -> Word:
 
 
 class Told(Generic[T]):
-    """A field that is given, or a function that makes it when it is first asked for: an import asks for few.
+    """A field given as a value, or as a function that computes it on first use, so that an import computes few.
 
-    What is there is read as any attribute; `make_later` puts functions where this finds them.
+    A computed value is then a plain attribute; `make_later` stores functions where this finds them.
     """
 
     def __init__(self, default: T | None = None):
@@ -82,7 +81,7 @@ class Told(Generic[T]):
         own = spec.__dict__
         return own.setdefault(self.name, own["make " + self.name]())
 
-    if TYPE_CHECKING:  # it would be asked for what is there, too
+    if TYPE_CHECKING:  # at run time __set__ would also intercept reads of present values
 
         def __set__(self, spec: Any, value: T | Callable[[], T]) -> None: ...
 
@@ -98,16 +97,16 @@ def make_later(spec: Any) -> None:
 class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
 
-    access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
+    access : "r" read; "w" every element is set; "a" set, or added to if the row's word ``acc`` is 1;
         "u" read and updated in place (parameters, optimizer state; in a forward buffers); "s" scratch of this row alone.
     elems : extent, in elements.
     type : of its elements, or a variable (`calcvm.ops.types`).
-    below : of an index, the size that it is below; a kernel traps others.
+    below : the size that an index must be below; a kernel traps others.
     moved : it may be of any type of that many bytes.
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
-        element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
-    optional : whether it may be left out; or an expression over the row's words, where it is not 0.
+        element; scratch on a CPU: worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
+    optional : whether it may be left out; or an expression over the row's words: if it is not 0.
     paged : it lies in the heap's pages (`calcvm.ops.paging`), and no other operand does.
     """
 
@@ -158,10 +157,10 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 
 @record
 class Epilogue:
-    """A way in which a row can be done by the row that makes what it reads, while that is still in cache.
+    """One way to run a row inside the row that computes its input, while that is still in cache.
 
-    kind : what it is there, one of those that the other `takes`.  reads : its own operand that is the other's result.
-    words : words of the other, with numbers or the names of its own.  operands : operands of the other, with its own.
+    kind : what it becomes there, one of the kinds that the other `takes`.  reads : the operand that holds the other's result.
+    words : the other's words, as numbers or this row's words.  operands : the other's operands, as this row's.
     """
 
     kind: str
@@ -171,28 +170,28 @@ class Epilogue:
 
 
 ACC = Word(name="acc", kind="int", lo=0, hi=1)
-PHASES = Word(name="phases", lo=1, hi=2**20)  # of a row that has several: assembly counts them; its first word
-WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
+PHASES = Word(name="phases", lo=1, hi=2**20)  # the first word of a row with several phases; assembly counts them
+WN = Word(name="wn", kind="int")  # elements of scratch that may be used; lowering chooses them
 
 
 @record(kw_only=True)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
-    name : stored programs know it by this, and by its words and operands: with others it is another instruction.
-    in_place : pairs (written, read) that may share storage when the read value dies here.
+    name : its identity in stored programs, together with its words and operands: with others it is another instruction.
+    in_place : pairs (written, read) that may share storage if the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
-    phases : how often the row is run, with a meeting of all workers in between; where it is not "1", the first word is
-        `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and what one has written there others read
-        in the phases after.
+    phases : how often the row is run, with a barrier of all workers in between; if it is not "1", the first word is
+        `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and later phases read what any worker
+        has written there.
     synopsis : its equation over its words, in the language of docs/equations.md, every index with its range.
-    declares : axes of operands that are read at other places than indexes, and what counts for one that is left out.
-    lies : words -> by operand, the axes of the equation in the order in which they lie, where that is another.
+    declares : axes of operands that are read at other places than indexes, and values of operands that are left out.
+    lies : words -> by operand, the equation's axes in storage order, if that differs.
     no_equation : why the synopsis is prose.
-    workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
-    useful : (expression over the words, what it says where it is below 0) at the largest batch: the row computes nothing of use.
-    epilogues : ways in which it can be done by the row before.
-    takes : kinds of epilogues that it does, in their order: `calcvm.ops.epilogues`.
+    workspace : (words, `calcvm.ops.sizes.On`) -> the minimum ``wn`` and the best for speed, for a row that has this word.
+    useful : (expression over the words, message): if it is below 0 at the largest batch, the row computes nothing useful.
+    epilogues : ways to run it inside the row before.
+    takes : kinds of epilogues that it applies, in their order: `calcvm.ops.epilogues`.
     """
 
     name: str
@@ -222,22 +221,24 @@ class RowSpec:
                 f"row {self.name!r}: the word WN and the function workspace= are given together, or neither"
             )
 
-    def __reduce__(self) -> tuple:  # as an operator's spec; one that is not in the table can have no rules
+    def __reduce__(
+        self,
+    ) -> tuple:  # pickled by name, like an operator's spec; a row outside the table can have no rules
         return (row_named, (self.name,)) if find_row(self.name) == self else object.__reduce_ex__(self, 2)  # type: ignore[return-value]
 
     @property
     def n_words(self) -> int:
-        """Of an encoded row, the header included."""
+        """The words of an encoded row, including the header."""
         return HEADER_WORDS + len(self.words) + len(self.operands)
 
     @cached_property
     def given(self) -> tuple[str, ...]:
-        """Words that an operator gives: not `WN` and `PHASES`."""
+        """The words that an operator gives: all except `WN` and `PHASES`."""
         return tuple([w.name for w in self.words if w not in (WN, PHASES)])
 
     @property
     def defaults(self) -> dict[str, float]:
-        """Words that need not be said."""
+        """The words with defaults."""
         return {w.name: w.default for w in self.words if w.default is not None}
 
     @cached_property
@@ -253,11 +254,11 @@ class RowSpec:
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """Variable types of its operands."""
+        """The variable types of its operands."""
         return tuple(dict.fromkeys(o.type for o in self.operands if o.type in VARIABLES))
 
     def of(self, types: tuple[str, ...]) -> RowSpec:
-        """Its instance for a type in place of each variable."""
+        """Its instance, with a type in place of each variable."""
         if all(t == FLOAT for t in types):
             return self
         known = _INSTANCES.get((self.name, types))
@@ -274,7 +275,7 @@ _INSTANCES: dict[tuple[str, tuple[str, ...]], tuple[RowSpec, RowSpec]] = {}
 
 @record(kw_only=True)
 class Attr:
-    """One attribute of an operator: its default, and what it may be (checked when the graph is built)."""
+    """One attribute of an operator: its default, and its valid values (checked when the graph is built)."""
 
     name: str
     default: Any = None
@@ -287,7 +288,7 @@ class Example:
     """Shapes (with None for the batch) and attributes that tests and benchmarks run the operator with.
 
     low, high : the range inputs are drawn from.  integer : {input: n} draws integers in [0, n).
-    batch : the batch size used.  types : types in place of variables (the program's float, where nothing is said).
+    batch : the batch size used.  types : types in place of variables (default: the program's float).
     """
 
     shapes: tuple[tuple[int | None, ...], ...]
@@ -305,30 +306,30 @@ class OpSpec:
     """One operator.
 
     category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system,
-        or `EQUATION`;
-        of the same inputs all but random make the same: what is written twice is computed once (`calcvm.lowering.simplify`).
-    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
-        optional in the row that writes it has cells only where a backward reads it.
+        or `EQUATION`.  For the same inputs all except random operators give the same results, so repeated operations are
+        computed once (`calcvm.lowering.simplify`).
+    inputs, outputs, saved : names.  The forward writes saved values for the backward only; one that is optional in the
+        row that writes it has cells only if a backward reads it.
     shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
     words : (shapes by name, attributes) -> {word: value} for all rows of the operator.
         Both find None for an input that is left out.
     fwd : rows in order.  bwd : rows in order; an operand ``d<input>`` or ``d<output>`` is that value's
-        gradient.  A backward row is emitted when one of the gradients it writes is needed.  Which values
-        the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
+        gradient.  A backward row is emitted if one of the gradients it writes is needed.  The backward
+        reads exactly the values that its rows read.  Names starting with ``t_`` are
         temporaries between rows of one operator (shape from `shape`).
     view : the output is the input under another shape: no row at all, in either direction.
-    casts : the output y is the input x in another type: where they are of one type, a view.
-    stops : no gradient goes through it, which is what it is for.
-    flat : inputs whose gradient is 0 wherever there is one, such as of sign: none goes to them.
+    casts : the output y is the input x in another type; if the types are equal, it is a view.
+    stops : it blocks gradients, by design.
+    flat : inputs whose gradient is 0 wherever there is one, such as of sign: none is propagated to them.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
-    layouts : of inputs, outputs and saved values that do not lie in the heap as users see them, how: `calcvm.ops.layouts`.
-        `shape` and `words` are of what lies there; so are the shapes of examples.
-    anyhow : its inputs may lie in any way that is one for all, and so do its results then.
-    relaid : (attributes, axes in the order in which they lie) -> attributes, where an operator that takes values anyhow
-        has such as name axes.
+    layouts : the layouts (`calcvm.ops.layouts`) of inputs, outputs and saved values not stored as users see them.
+        `shape` and `words` refer to the stored values; so do the shapes of examples.
+    anyhow : its inputs may have any common layout, which its results then have too.
+    relaid : (attributes, axes in storage order) -> attributes, for an operator with ``anyhow`` whose attributes
+        name axes.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
-    exact : integers that floats may not have, of 32 and 64 bits, are refused and not cast: of rounded ones it is something else.
+    exact : integers of 32 and 64 bits, which floats may not represent, are rejected instead of cast: rounding would change the meaning.
     """
 
     name: str
@@ -369,7 +370,7 @@ class OpSpec:
 
     @cached_property
     def form(self) -> str:
-        """What graphs rely on: an operator of the same name in which this differs is another one."""
+        """The interface that graphs rely on: an operator of the same name with another form is a different one."""
         rows = [
             (r.name, [(w.name, w.kind) for w in r.words], [(o.name, o.type) for o in r.operands]) for r in self.rows
         ]
@@ -377,7 +378,7 @@ class OpSpec:
 
     @property
     def stem(self) -> str:
-        """What results are called that nobody names."""
+        """The name given to results without one."""
         return self.name
 
     @property
@@ -386,12 +387,12 @@ class OpSpec:
 
     @cached_property
     def updates(self) -> tuple[str, ...]:
-        """Inputs that the forward updates: buffers, which a path that trains may do."""
+        """Inputs that the forward updates: buffers, which only a training path may update."""
         return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
 
     @cached_property
     def types(self) -> dict[str, str]:
-        """Of inputs and outputs that are not of the program's own float a type or a variable, as rows say; views are of any."""
+        """The types or variables of inputs and outputs that do not have the program's own float type; views have any type."""
         values = (*self.inputs, *self.outputs)
         if self.view:
             return dict.fromkeys(values, CELLS)
@@ -399,11 +400,11 @@ class OpSpec:
         return {name: said[name] for name in values if name in said}
 
     def type_of(self, name: str) -> str:
-        """The type of a saved value or a temporary, as rows say."""
+        """The type of a saved value or a temporary, as declared by rows."""
         return next((o.type for row in self.rows for o in row.operands if o.name == name), FLOAT)
 
     def backward_rows(self, wanted: Iterable[str]) -> list[RowSpec]:
-        """Backward rows that write gradients of ``wanted`` inputs, or what such rows read."""
+        """Backward rows that write gradients of ``wanted`` inputs, or values that such rows read."""
         rows: list[RowSpec] = []
         needed = {f"d{n}" for n in wanted}
         for row in reversed(self.bwd):
@@ -422,18 +423,18 @@ class OpSpec:
 # ---------------------------------------------------------------- the table
 OPS: dict[str, OpSpec] = {}
 ROWS: dict[str, RowSpec] = {}
-OWN: set[str] = set()  # names of rows that users have registered
+OWN: set[str] = set()  # names of rows registered by users
 EQUATION = "equation"  # category of operators that are users' equations
-STATED: dict[str, RowSpec] = {}  # rows that are users' equations, which stand in no table: `calcvm.ops.stated`
+STATED: dict[str, RowSpec] = {}  # rows that are users' equations, which no table contains: `calcvm.ops.stated`
 
 
 def stem_of(name: str) -> str:
-    """The name of a row without the types that an instance's ends with."""
+    """The name of a row without an instance's types."""
     return name.partition(".")[0]
 
 
 def find_row(name: str) -> RowSpec | None:
-    """A row of the table, or its instance for the types that its name ends with."""
+    """A row of the table, or its instance for the types at the end of its name."""
     stem, _, types = name.partition(".")
     row, given = ROWS.get(stem) or STATED.get(stem), tuple(types.split(".")) if types else ()
     if row is None or not given:
@@ -457,18 +458,18 @@ def is_own(row: RowSpec) -> bool:
 
 
 def row_words(rows: Iterable[RowSpec]) -> int:
-    """Words of each row of a program that uses these: whole cache lines."""
+    """Words of each row in a program of these rows: whole cache lines."""
     return -(-max((row.n_words for row in rows), default=1) // LINE_WORDS) * LINE_WORDS
 
 
 def check_free(spec: OpSpec, row: RowSpec) -> None:
-    """Refuse a row of an operator whose name another has."""
+    """Reject a row of an operator whose name is taken by a different row."""
     if ROWS.get(row.name, row) is not row:
         raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
 
 
 def instruction(row: RowSpec) -> RowSpec:
-    """Add a row that no operator has to the table."""
+    """Add a row that belongs to no operator to the table."""
     return ROWS.setdefault(row.name, row)
 
 
@@ -490,7 +491,7 @@ def register(spec: OpSpec) -> OpSpec:
 
 
 def registered(make: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
-    """``make``, whose operators go into the table."""
+    """``make``, with its operators added to the table."""
     return lambda *args, **kw: register(make(*args, **kw))
 
 
@@ -498,7 +499,7 @@ operator = registered(OpSpec)
 
 
 def _by_name(name: str, form: str = "") -> OpSpec:
-    """An operator of a graph that was pickled or copied, in the form that it had then."""
+    """The operator of a graph that was pickled or copied; its form must not have changed since."""
     if name not in OPS:
         raise CalcError(
             f"the graph has an operator {name!r} that is not in the table: register it first (cv.register_op)"
@@ -510,7 +511,7 @@ def _by_name(name: str, form: str = "") -> OpSpec:
     return OPS[name]
 
 
-# ---------------------------------------------------------------- what families share
+# ---------------------------------------------------------------- shared by families
 ROWS_COLS = dims("rows cols")
 SIZE = "rows*cols"
 PLACES = dims("rows inner N")  # of vectors of N along the last axis
@@ -520,7 +521,7 @@ VECTORS = "rows*inner*N"
 def uniform(
     name: str, synopsis: str, reads: Iterable[str], writes: str, flops: int, words: tuple[Word, ...], size: str = SIZE
 ) -> RowSpec:
-    """A row whose operands are all of one size and shared alike; what it writes may be where any of them was."""
+    """A row whose operands have one size and are shared alike; its result may overwrite any of them."""
     return RowSpec(
         name=name,
         synopsis=synopsis,
@@ -537,7 +538,7 @@ def leading(shape: Shape) -> dict[str, Any]:
 
 
 def joined(shape: Shape) -> Shape:
-    """A shape whose leading axis is the unit of sharing: from rank 3 on the first two axes are one."""
+    """A shape with its leading axis as the unit of sharing: from rank 3 on the first two axes are merged."""
     return (shape[0] * shape[1], *shape[2:]) if len(shape) > 2 else shape
 
 
@@ -551,11 +552,11 @@ def are_axes(v: Any) -> bool:
 
 
 def places(shape: Shape) -> dict[str, Any]:
-    """A tensor as vectors along its last axis, rows of them being the units of sharing."""
+    """A tensor as vectors along its last axis, with rows of them as the units of sharing."""
     x = joined(shape)
     return {"rows": x[0] if len(x) > 1 else 1, "inner": numel(x[1:-1]), "N": x[-1]}
 
 
 def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    """That of the first input."""
+    """The shape of the first input."""
     return {"y": next(iter(shapes.values()))}

@@ -1,4 +1,4 @@
-"""The equation of one row of a program: what its words choose, and what it leaves out, put in."""
+"""The equation of one row of a program, specialized to its words and to the operands that it leaves out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_AXES = 3  # of an equation in a listing
 
 @record
 class Specialized:
-    """equations : without ranges.  axes : by array, which axes of its equation are left, in the order in which they lie."""
+    """equations : without ranges.  axes : by array, the remaining axes of its equation, in storage order."""
 
     equations: tuple[Equation, ...]
     axes: dict[str, tuple[int, ...]]
@@ -45,14 +45,14 @@ def specialized(
     axes: int = MOST_AXES,
     orders: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Specialized:
-    """A row's equations with what is known put in.
+    """A row's equations with known values inserted.
 
     Parameters
     ----------
-    words : by name; sizes of the batch are no numbers.
-    left_out : operands that are not there: what they count as is put in, equations that only say them are dropped.
-    axes : where an equation has more, those of one element are left out, which no place lies beyond.
-    orders : of operands, the axes in the order in which they lie, where that is another (`RowSpec.lies`).
+    words : by name; sizes that depend on the batch are not numbers.
+    left_out : operands that are left out: their values are inserted, and equations that only define them are dropped.
+    axes : if an equation has more, axes of one element are dropped, unless a place is beyond them.
+    orders : of operands, the axes in storage order, if that differs (`RowSpec.lies`).
     """
     numbers = {name: value for name, value in words.items() if isinstance(value, int)}
     flags = {k: Number(v) for k, v in words.items() if isinstance(v, (int, float)) and k not in equation.sizes}
@@ -86,7 +86,7 @@ def specialized(
 def _left(
     equation: RowEquation, out: Sequence[Equation], numbers: Mapping[str, int], drop: bool, orders: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]]:
-    """Which axes of each array are left: those of more than one element, or that are read elsewhere than at 0."""
+    """The remaining axes of each array: those with several elements, or read at other places than 0."""
     read: dict[str, list[Element]] = {}
     for e in out:
         for node in walk(e.value):
@@ -101,7 +101,7 @@ def _left(
 
 
 def _with_axes(e: Equation, left: Mapping[str, tuple[int, ...]]) -> Equation:
-    """The equation of arrays that have these axes alone, in this order."""
+    """The equation over arrays with only these axes, in this order."""
 
     def rule(node: Node) -> Node:
         if not isinstance(node, Element):
@@ -117,15 +117,15 @@ def _with_axes(e: Equation, left: Mapping[str, tuple[int, ...]]) -> Equation:
 
 
 def _of_place(node: Element, places: Mapping[str, Equation]) -> Node:
-    """A place that an equation has named, as what it is."""
+    """A place that is defined by an equation, replaced by its value."""
     of = places.get(node.array)
     if of is None or tuple(p for p in node.places if p != ZERO) != tuple(Name(i.name) for i in of.kept or ()):
-        return node  # others may lie beyond the ends
+        return node  # other places may be beyond the ends
     return of.value
 
 
 def _units(equation: RowEquation, numbers: Mapping[str, int], most: int) -> set[str]:
-    """Indexes that run over one place, where an equation has many."""
+    """Indexes that run over one place, if the equation has many."""
     indexes = {i.name: i.extent for e in equation.equations for i in bound(e)}
     if len(indexes) <= most:
         return set()
@@ -140,7 +140,7 @@ def _number(node: Node, numbers: Mapping[str, int]) -> int | None:
 
 
 def _of_numbers(node: Node, numbers: Mapping[str, int], axes: Mapping[str, Sequence[Node]]) -> Node:
-    """Places with their sizes as numbers, where they are more than an index; what lies beyond the ends is what counts there."""
+    """Places other than plain indexes with numbers for their sizes; elements beyond the ends become their values there."""
     by: dict[str, Node] = {name: Number(value) for name, value in numbers.items()}
 
     def rule(node: Node) -> Node:
@@ -161,7 +161,7 @@ def _folded_all(node: Node, by: Mapping[str, Node]) -> Node:
 
 
 def _activated(node: Call, words: Mapping[str, Any]) -> Node:
-    """``act`` and ``dact`` by their names."""
+    """``act`` and ``dact`` replaced by the activation's names."""
     if node.function not in ("act", "dact"):
         return node
     name = ACTIVATIONS[words.get("act", 0)]
@@ -171,7 +171,7 @@ def _activated(node: Call, words: Mapping[str, Any]) -> Node:
 
 
 def _wanted(equations: Sequence[Equation], row: RowEquation, left_out: Collection[str]) -> list[Equation]:
-    """Those that say what is there, or are read by those."""
+    """The equations that define present results, or that these read."""
     wanted, out = set(row.results) - set(left_out), []
     for e in reversed(equations):
         if e.name in wanted:
@@ -180,9 +180,9 @@ def _wanted(equations: Sequence[Equation], row: RowEquation, left_out: Collectio
     return out[::-1]
 
 
-# ---------------------------------------------------------------- what is known
+# ---------------------------------------------------------------- constant folding
 def _folded(node: Node, numbers: Mapping[str, int]) -> Node:
-    """Without what is 0, 1 or decided."""
+    """The node simplified by known zeros, ones and conditions."""
     if not isinstance(node, Call):
         return node
     first, *rest = node.arguments

@@ -1,6 +1,6 @@
 """Rows and operators that are users' equations: extents, gradients and kernels follow from the text.
 
-They stand in no table: a row is found by its name, which says what it computes, as long as the process knows its text.
+No table contains them: a row is found by its name, which identifies its computation, while the process knows its text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StatedRow(RowSpec):
 
 
 class StatedOp(OpSpec):
-    """An operator that is one."""
+    """An operator that is a user's equation."""
 
     stem = EQUATION
 
@@ -45,9 +45,9 @@ class StatedOp(OpSpec):
 
     @cached_property
     def indexes(self) -> dict[str, tuple[str, ...]]:
-        """Of operands, the index by which alone each axis is read; of the result those that it keeps; "": there is none.
+        """For operands the only index by which each axis is read, for the result its kept indexes; "" if there is none.
 
-        One that is counted with, or read at other places too, is none.
+        An index that is also used as a number, or in other places, does not count.
         """
         plain = self.stated.plain
         (equation,) = read_ranged(plain.text, plain.declares, plain.operands).equations
@@ -77,7 +77,7 @@ class StatedOp(OpSpec):
 
     @cached_property
     def reduces(self) -> dict[str, str]:
-        """Of indexes that its outermost reduction is over, which that is."""
+        """For the indexes of its outermost reduction, which reduction that is."""
         value = read(self.stated.text)[0].value
         return {i.name: value.how for i in value.indexes} if isinstance(value, Reduction) else {}
 
@@ -90,7 +90,7 @@ def stated_of(spec: RowSpec) -> Stated:
 
 
 def row_of(stated: Stated) -> RowSpec:
-    """The row of an equation that has been checked; from now on it is found by its name."""
+    """The row of a checked equation; from now on it is found by its name."""
     if stated.name not in STATED:
         _OF[stated.name] = known(stated)
         STATED[stated.name] = row(stated, dims(" ".join(stated.words)), StatedRow)
@@ -98,13 +98,13 @@ def row_of(stated: Stated) -> RowSpec:
 
 
 def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Know the rows of a file (CalcError: one was changed, or is of another version of the language)."""
+    """Register the rows of a file (CalcError: one was changed, or has another version of the language)."""
     for name, document in documents.items():
         row_of(of_document(name, document))
 
 
 def documents_of(specs: Any) -> dict[str, dict[str, Any]]:
-    """What files hold of those among rows that are users' equations."""
+    """The documents, as stored in files, of those rows that are users' equations."""
     return {spec.name: stated_of(spec).document for spec in specs if spec.name in STATED}
 
 
@@ -118,7 +118,7 @@ def _operator_again(name: str, document: Mapping[str, Any]) -> OpSpec:
 
 # ---------------------------------------------------------------- operators
 def operator_said(document: Mapping[str, Any]) -> StatedOp:
-    """The operator of a document without a name (CalcError: it is of another version of the language, or none)."""
+    """The operator of a document without a name (CalcError: it has another version of the language, or is invalid)."""
     return operator_of(said("the equation", document))
 
 
@@ -130,7 +130,7 @@ def operator_of(stated: Stated) -> StatedOp:
 
     Raises
     ------
-    CalcError : the text is no row's, or its gradient is none.
+    CalcError : the text is not a valid row, or its gradient is not.
     """
     if stated.name not in _OPERATORS:
         try:
@@ -172,7 +172,7 @@ def _operator(stated: Stated) -> StatedOp:
 
 
 def _words(stated: Stated, shapes: Shapes) -> dict[str, Affine]:
-    """Sizes by word (ValueError: an axis is not as long as the equation says)."""
+    """Sizes by word (ValueError: an axis is not as long as the equation requires)."""
     words: dict[str, Affine] = {}
     for name in stated.reads:
         axes, shape = stated.plain.axes[name], shapes[name]

@@ -1,4 +1,4 @@
-"""What lowering produces and the planner reads: values, and statements over them."""
+"""The output of lowering and the input of the planner: values, and statements over them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from calcvm.ops.spec import Operand, RowSpec
 from calcvm.ops.types import FLOAT
 from calcvm.record import record
 
-# kinds of values, and the zone each belongs to
+# kinds of values, with their zones
 ZONE_OF = {
     "parameter": "forward",  # persistent
-    "buffer": "forward",  # persistent: what forwards of paths that train update, such as running statistics
+    "buffer": "forward",  # persistent: updated by forwards of training paths, such as running statistics
     "state": "forward",  # persistent: counters, hyperparameters
-    "placeholder": "forward",  # written by the user or the fetch; kept from step to step, not switched
+    "placeholder": "forward",  # written by the user or the fetch; kept between steps, not switched
     "activation": "forward",
-    "gradient": "gradient",  # persistent where rounds add up, else transient
+    "gradient": "gradient",  # persistent if rounds add up, else transient
     "optimizer": "optimizer",  # persistent
     "workspace": "workspace",
-    "page": "pages",  # what other values hold meanwhile, outside the heap
+    "page": "pages",  # holds another value meanwhile, outside the heap
 }
 
 
 def unique(stem: str, taken: Container[str], counts: dict[str, int]) -> str:
-    """``stem`` or ``stem_2``, ``stem_3``, ...: a name that is not taken; ``counts`` keeps how far each stem is."""
+    """``stem`` or ``stem_2``, ``stem_3``, ...: a name that is not taken; ``counts`` records the last number of each stem."""
     while True:
         n = counts[stem] = counts.get(stem, 0) + 1
         name = stem if n == 1 else f"{stem}_{n}"
@@ -40,12 +40,12 @@ def unique(stem: str, taken: Container[str], counts: dict[str, int]) -> str:
 class Value:
     """One value of a program.
 
-    name : for people; values are told apart by what they are, never by it.
-    elems : size for each batch; ``a*B + b`` but for scratch.
+    name : for people; values are distinguished by identity, never by name.
+    elems : size for each batch; ``a*B + b`` except for scratch.
     type : of its elements.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.
-    layout : how it lies, where that is not as users see its ``shape`` (`calcvm.ops.layouts`).
+    layout : its layout, if it is not stored as users see its ``shape`` (`calcvm.ops.layouts`).
     """
 
     name: str
@@ -66,7 +66,7 @@ class Value:
 class Statement:
     """One row before it has offsets: a spec, its words, and a value for each operand (None: left out).
 
-    shifts : elements by which an operand starts inside its value (0 where not named).
+    shifts : elements by which an operand starts inside its value (default 0).
     """
 
     spec: RowSpec
@@ -90,7 +90,7 @@ class Statement:
         return f"<{self.spec.name} of {self.label!r}, {self.path}.{self.phase}>"
 
     def with_values(self, other: Mapping[Value, Value]) -> Statement:
-        """The statement on other values in place of some."""
+        """The statement with some values replaced."""
         if not any(v in other for v in self.operands.values() if v is not None):
             return self
         return replace(self, operands={n: None if v is None else other.get(v, v) for n, v in self.operands.items()})
@@ -123,19 +123,19 @@ class Statement:
         return frozenset(self.read_values), frozenset([v for o, v in self.present if o.writes])
 
     def needs(self, o: Operand) -> bool:
-        """Whether it reads what an operand held before."""
+        """Whether it reads the old value of an operand."""
         return o.access in "ru" or (o.access == "a" and self.words.get("acc") == 1)
 
 
 class Versions:
-    """The values of a program, and more that are made of them, each with a name of its own."""
+    """The values of a program, and further ones derived from them, each with a unique name."""
 
     def __init__(self, values: Iterable[Value]):
         self.values = [*values]
         self._names, self._counts = {v.name for v in self.values}, dict[str, int]()
 
     def another(self, v: Value, what: str, **changes: Any) -> Value:
-        """A value like one, named after it and what it is."""
+        """A value derived from another, named after it and its purpose."""
         name = unique(f"{v.name}.{what}", self._names, self._counts)
         self._names.add(name)
         self.values.append(replace(v, name=name, **changes))
@@ -147,9 +147,9 @@ PHASES = ("forward", "loss", "backward", "optimize", "end_round")
 
 @record(kw_only=True)
 class Lowered:
-    """A graph as statements: what the planner takes and the program is encoded from.
+    """A graph as statements: the planner's input, from which the program is encoded.
 
-    paged : values that persist in the file of pages; statements read and write copies of them.
+    paged : persistent values in the page file; statements read and write copies of them.
     """
 
     values: tuple[Value, ...]
@@ -159,7 +159,7 @@ class Lowered:
     paged: frozenset[Value] = frozenset()
 
     def sections(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(path, phase) -> [start, stop) of statements; statements are in this order already."""
+        """(path, phase) -> [start, stop) of statements; statements are already in this order."""
         out, i = {}, 0
         for path in self.paths:
             for phase in PHASES:

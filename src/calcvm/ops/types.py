@@ -1,10 +1,10 @@
-"""Types of the numbers in a heap: the program's own float, and those of a width of their own.
+"""Types of the numbers in a heap: the program's own float, and types of fixed width.
 
-A value has a type.  What says where it lies counts its own elements: a word of a row is an index into the heap seen as an
-array of the operand's type, so that an element cannot lie where its type may not.
+A value has a type.  Its offset counts elements of that type: a word of a row is an index into the heap viewed as an array of the
+operand's type, so an element is always aligned for its type.
 
-An operand may be of a *variable* type.  The row itself is then the one for the program's float; there is an instance of it
-for each other type, whose name ends with that: ``slice_fwd.int64``.
+An operand may have a *variable* type.  The row itself is then the one for the program's float.  Each other type has an instance of
+the row, whose name ends with the type: ``slice_fwd.int64``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLOAT = "float"  # the program's own: float32 or float64
 BYTES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
 TYPES = (FLOAT, *BYTES)
 
-CELLS = "cells"  # moved as they are: an instance for each size, not for each type
+CELLS = "cells"  # moved unchanged: an instance for each size, not for each type
 BY_SIZE = {1: "uint8", 4: "int32", 8: "int64"}
 VARIABLES = {  # and the types that each may stand for
     CELLS: (FLOAT, *BY_SIZE.values()),
@@ -23,7 +23,7 @@ VARIABLES = {  # and the types that each may stand for
     "to": TYPES,
     "index": (FLOAT, "int64", "int32", "uint8"),
 }
-RANKS = ("bool", "uint8", "int8", "int32", "int64")  # of integers that meet; uint8 and int8 meet as int32
+RANKS = ("bool", "uint8", "int8", "int32", "int64")  # of integers that are combined; uint8 and int8 become int32
 
 
 def bytes_of(type_: str, itemsize: int) -> int:
@@ -37,9 +37,9 @@ def dtype_of(type_: str, dtype: str) -> str:
 
 
 def promoted(types: Iterable[str], wide: bool = False) -> str:
-    """The type that numbers of several types are taken for where they meet: the program's float, if one is a float.
+    """The common type of numbers that are combined: the program's float if any is a float.
 
-    wide : float64 instead, where the program's float may not have all that they are: for what only looks at them.
+    wide : float64 instead, if the program's float cannot represent them all, for code that only inspects them.
     """
     met = {*types}
     if len(met) == 1:

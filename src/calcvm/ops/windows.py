@@ -1,7 +1,7 @@
 """Windows that slide along the spatial axes of an image: sizes, padding, messages; for pooling and convolution.
 
-An image lies channels last, (N, *sizes, C), with 1 to 3 spatial axes.  Rows see three of them, (L, 1, 1), (H, 1, W) or (D, H, W): so
-workers share it by N times the first, as other rows do.
+An image is stored channels last, (N, *sizes, C), with 1 to 3 spatial axes.  Rows see three of them, (L, 1, 1), (H, 1, W) or
+(D, H, W), so that workers share it by N times the first, as in other rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from calcvm.ops.dims import Affine, Shape, affine, show
 from calcvm.ops.spec import Attr, Word, dims
 
-MOST = 2**20  # of a window's numbers: no product of one of them and a size leaves 64 bits
+MOST = 2**20  # largest number of a window, so that its product with a size fits 64 bits
 
 
 class Axis(NamedTuple):
@@ -42,21 +42,21 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda v: v is None or check(v)
 
 
-KERNEL = Attr(name="kernel", check=_of_numbers(1), doc="sizes of the window, one an axis")
+KERNEL = Attr(name="kernel", check=_of_numbers(1), doc="sizes of the window, one per axis")
 STRIDE = Attr(name="stride", check=_or_none(_of_numbers(1)), doc="steps of the window; None: its sizes")
 PADDING = Attr(
     name="padding",
     check=_or_none(_of_numbers(0, (2, 4, 6))),
     doc="elements before each axis, then those after each; None: none",
 )
-DILATION = Attr(name="dilation", check=_or_none(_of_numbers(1)), doc="from tap to tap; None: 1")
+DILATION = Attr(name="dilation", check=_or_none(_of_numbers(1)), doc="distance between taps; None: 1")
 CEIL = Attr(
     name="ceil_mode",
     default=False,
     check=lambda v: isinstance(v, bool),
-    doc="also a last window that leaves the padded image, if it begins before the padding that follows",
+    doc="also count a last window that leaves the padded image, if it begins before the padding that follows",
 )
-OUT = Attr(name="sizes", check=_of_numbers(1), doc="sizes of the output, one an axis")
+OUT = Attr(name="sizes", check=_of_numbers(1), doc="sizes of the output, one per axis")
 
 
 # ---------------------------------------------------------------- sizes
@@ -65,7 +65,7 @@ def sizes_of(x: Shape) -> tuple[int, ...]:
 
     Raises
     ------
-    ValueError : it is none, or one of them is the batch.
+    ValueError : it is not an image, or one of them is the batch.
     """
     if not 3 <= len(x) <= 5:
         raise ValueError(f"an image has a batch, 1 to 3 spatial axes and channels, in the heap last: not {show(x)}")
@@ -91,7 +91,7 @@ def slid(
 ) -> tuple[Axis, ...]:
     """The axes of an image along which a window slides.
 
-    stride, dilation : None is 1.  padding : before each axis, then after each.
+    stride, dilation : None means 1.  padding : before each axis, then after each.
     """
     sizes = sizes_of(x)
     ones = (1,) * len(sizes)
@@ -107,8 +107,8 @@ def _axis(x: Shape, size: int, k: int, s: int, before: int, after: int, d: int, 
     spans, padded = (k - 1) * d + 1, size + before + after
     window = f"window of {k}" + (f", {d} apart," if d > 1 else "")
     if max(before, after) >= spans:
-        raise ValueError(f"padding ({before}, {after}) is no smaller than what the {window} spans: {spans}")
-    last = padded - spans + (s - 1 if ceil_mode else 0)  # where a window may begin
+        raise ValueError(f"padding ({before}, {after}) is no smaller than the span of the {window}: {spans}")
+    last = padded - spans + (s - 1 if ceil_mode else 0)  # the last place where a window may begin
     if last < 0 or size == 0:
         raise ValueError(f"{window} spans {spans}, and {size} of {show(x)} with its padding only {padded}")
     out = last // s + 1
@@ -131,7 +131,7 @@ def adapted(x: Shape, sizes: tuple[int, ...]) -> tuple[Axis, ...]:
 
 
 def out_shape(x: Shape, axes: tuple[Axis, ...]) -> Shape:
-    """The output of as many channels."""
+    """The shape of the output, with as many channels."""
     return (x[0], *(affine(a.out) for a in axes), x[-1])
 
 
@@ -144,11 +144,11 @@ SIZES = dims("N D H W C OD OH OW")
 WINDOW = (*_integers("kd kh kw sd sh sw", 1), *_integers("pd ph pw", 0), *_integers("dd dh dw", 1))
 AFTER = _integers("qd qh qw", 0)
 X, Y = "N*D*H*W*C", "N*OD*OH*OW*C"
-X_ROWS, Y_ROWS = "N*D", "N*OD"  # the units that workers share by
+X_ROWS, Y_ROWS = "N*D", "N*OD"  # the units that workers share
 
 
 def words(x: Shape, axes: tuple[Axis, ...]) -> Mapping[str, Any]:
-    """All of these words."""
+    """The values of all these words."""
     three = (axes[0], *(ALONE,) * (3 - len(axes)), *axes[1:])
     out: dict[str, Affine | int] = {"N": x[0], "C": x[-1]}
     for name, a in zip("dhw", three):

@@ -1,7 +1,7 @@
-"""The planner: pure functions over statements that decide, before anything is allocated, where all lies.
+"""The planner: pure functions over statements that choose every offset before anything is allocated.
 
-``plan(lowered, itemsize=4, batch_size=100)`` orders the statements, merges updates, works in place where
-the operators allow it, packs what is live at once into one heap, and sets the barriers.
+``plan(lowered, itemsize=4, batch_size=100)`` orders the statements, merges updates, and works in place if
+the operators allow it.  Then it packs all values into one heap and sets the barriers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.batch import cannot_count, largest_batch
-from calcvm.planner.cost import seconds
+from calcvm.planner.costs.reckoned import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import LINE, Machine, other_ways
 from calcvm.planner.merge import Groups, merge_rows
-from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
+from calcvm.planner.packing.pack import Packing, load
 from calcvm.planner.paging import File, left_in, may_persist, streamed, with_reads_ahead
-from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
+from calcvm.planner.recomputation.program import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
 from calcvm.planner.workspace import with_least
 
 if TYPE_CHECKING:
-    from calcvm.planner.portfolio import Solvers, Tell
+    from calcvm.planner.recomputation.race import Solvers, Tell
 
 __all__ = ["Plan", "Zone", "plan"]
 
-EFFORT = 40_000  # placements that the packer may try where a gap to the bound remains: about 0.2 s
-ATTEMPTS = 4  # schedules that are looked for where packing one adds to it
+EFFORT = 40_000  # placements that the packer may try if a gap to the bound remains: about 0.2 s
+ATTEMPTS = 4  # schedules to search for if packing adds to the peak of one
 
 
 def plan(
@@ -62,18 +62,19 @@ def plan(
     ----------
     lowered : the program as statements.
     itemsize : bytes of a heap element, 4 or 8.
-    batch_size : the largest batch that will be run; None: the largest that ``memory`` allows.
+    batch_size : the largest batch that will run; None: the largest that ``memory`` allows.
     memory : budget in bytes, a hard cap.
     workers : the largest team that will run the program (scratch is sized for it).
     gpu : workers are thread blocks of a GPU.
-    least : rows get the least scratch with which they run, not what speed wants.
-    recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
-    solver_seconds : that solvers may look for the cheapest way to do so, and for a packing without a gap (0: none is asked).
-    tell : called while they work with the seconds, the overhead and the lower bound so far.
-    cost : of a statement, in seconds; by default reckoned.
-    file : where values of the forward may wait for the backward instead (None: nowhere).
-    stream : kinds of values, "optimizer", "parameter", of which large ones persist in that file: as few as do, or all.
-    as_given : statements stay as they are, and in their order.
+    least : rows get the minimal scratch, not the scratch that is fastest.
+    recompute : the backward may recompute values of the forward if ``batch_size`` does not fit into ``memory``.
+    solver_seconds : time for solvers to search for the cheapest recomputation and for a packing without a gap (0: no solver).
+    tell : callback while solvers run, with the seconds, the overhead and the lower bound so far.
+    cost : function from a statement to seconds; None: estimated from operations and bytes.
+    file : page file in which values of the forward may wait for the backward (None: no file).
+    stream : kinds of values, "optimizer" or "parameter", whose large members may persist in that file: the fewest that
+        suffice, or all.
+    as_given : keep the statements and their order.
 
     Raises
     ------
@@ -122,7 +123,7 @@ def plan(
         batch_size = largest(layout, memory)
         tried = {ordered.statements}
         todo = _near(batch_size)
-        while todo:  # the best order depends on the batch, and that of another may be better
+        while todo:  # the best order depends on the batch, and the order of another batch may be better
             again = in_order(todo.pop(0))
             if again.statements not in tried:
                 tried.add(again.statements)
@@ -158,7 +159,7 @@ def plan(
     if may and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:
         solvers = None
         if solver_seconds:
-            from calcvm.planner.portfolio import Solvers  # processes and pipes, which few plans want
+            from calcvm.planner.recomputation.race import Solvers  # processes and pipes, which few plans need
 
             solvers = Solvers(solver_seconds, tell)
         done, (merged, groups, layout) = _recomputed(
@@ -170,7 +171,8 @@ def plan(
     needed = bounds["arena"][1]
     if memory is not None and needed > memory:
         raise PlanError(
-            f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: allow more memory{other_ways(batch_size, machine.workers)}",
+            f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: "
+            f"allow more memory{other_ways(batch_size, machine.workers)}",
             needed,
             memory,
         )
@@ -199,9 +201,11 @@ def plan(
 
 
 def _streamed(ordered: Lowered, may: Sequence[Value], machine: Machine, missing: Callable[[Lowered], int]) -> Lowered:
-    """The program with as few of some values in the file as all else fits with as it is: the first, and the last that then suffices.
+    """The program with the fewest values of ``may`` in the file that let the rest fit: a prefix, and the last one that then suffices.
 
-    missing : bytes that a program exceeds the memory by.  Where it does with all of them in the file, all are.
+    If the program does not fit even with all of them in the file, all of them go there.
+
+    missing : bytes by which a program exceeds the memory.
     """
 
     def fits(paged: Sequence[Value]) -> bool:
@@ -225,16 +229,17 @@ def _recomputed(
     again: bool,
     file: File | None,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
-    """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule.
+    """A program that fits by recomputation, prepared.
 
-    Where that is so of a schedule that solvers found, the search's may be the cheaper one.
+    If packing needs more than the peak, the search is repeated with that much less memory.
+    After that, the schedule of the search alone may be cheaper than the one from the solvers.
     """
     fixed = prepare(ordered)[2].fixed(batch)
     bound: float | None = None
     searched: tuple[Recomputed, tuple[Lowered, Groups, Layout]] | None = None
     for _ in range(ATTEMPTS):
         done = recompute_within(ordered, batch, machine, memory, fixed, cost, solvers, again, file)
-        if bound is None:  # of what follows, which has less memory, none is one of the whole
+        if bound is None:  # later attempts have less memory, so their bounds do not hold for this problem
             bound = done.lower_bound
         prepared = prepare(done.lowered)
         over = prepared[2].required(batch, effort, memory) - memory
@@ -256,18 +261,18 @@ def _recomputed(
 
 
 def _paging(lowered: Lowered, cost: Callable[[Statement], float]) -> Iterator[tuple[float, float]]:
-    """Of each path what pages cost, and all else."""
+    """Per path: the cost of its paging statements, and of all others."""
     for path in lowered.paths:
         yield paging_of([st for st in lowered.statements if st.path == path], cost)
 
 
 def _near(batch: int) -> list[int]:
-    """Batches whose best order may be a better one for this batch too."""
+    """Batches whose best order may be better for this batch too."""
     return [batch, batch + 1, batch + batch // 8 + 1]
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:
-    """Lowering sized scratch for the machine that is planned for."""
+    """Check that lowering sized scratch for the planned number of workers."""
     for st in lowered.statements:
         if st.words.get("nw", machine.workers) < machine.workers:
             raise PlanError(f"{st.label}: lowered for {st.words['nw']} workers, planned for {machine.workers}")

@@ -1,7 +1,7 @@
 """The largest batch for a budget: doubling, then bisection, with the packer inside.
 
-After algorithm 1 of the CalcGraph paper; batches whose liveness bound exceeds the budget are never
-packed, and as packed peaks are not monotone in the batch size the two batches above the result are tried too.
+After algorithm 1 of the CalcGraph paper.  A batch whose liveness bound exceeds the budget is never packed.
+Packed peaks are not monotone in the batch size, so the two batches above the result are tried too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from calcvm.errors import PlanError
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Statement
 
-MAX_BATCH = 2**40  # the largest that rows can state; the answer where memory does not depend on the batch
+MAX_BATCH = 2**40  # the largest that rows can encode; the result if memory does not depend on the batch
 
 
 def cannot_count(statements: Iterable[Statement], batch: int) -> Statement | None:
-    """The first statement that cannot state a batch, or whose kernel cannot count it, though it could one of 1."""
+    """The first statement that can run a batch of 1 but cannot encode this batch, or whose kernel cannot count it."""
 
     def fails(st: Statement, batch: int) -> bool:
         words = st.words_at(batch)
@@ -32,13 +32,13 @@ def largest_batch(
     required: Callable[[int], int],
     counts: Callable[[int], bool] = lambda batch: True,
 ) -> int:
-    """Largest batch size found that needs at most ``allowed`` bytes.
+    """The largest batch size found that needs at most ``allowed`` bytes.
 
     Parameters
     ----------
     bound : lower bound of the bytes that a batch needs.
     required : bytes that the packer needs for a batch.
-    counts : whether rows can state a batch.
+    counts : whether rows can encode a batch.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def largest_batch(
         needed = required(1)
         raise PlanError(
             f"a batch of 1 needs {needed:,} bytes, {allowed:,} are allowed ({needed - allowed:,} too few): "
-            "allow more memory, make the model smaller, or have values made again: give batch_size=",
+            "allow more memory, make the model smaller, or let values be recomputed: give batch_size=",
             needed,
             allowed,
         )

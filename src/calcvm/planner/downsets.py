@@ -1,9 +1,10 @@
-"""The order of a few statements with the lowest peak: dynamic programming over what may have run, or a beam of it.
+"""The order of a few statements with the lowest peak: dynamic programming over downsets, or a beam search.
 
-What has run is a *downset*: with a statement all that must come before it.  What is live depends on the downset alone, so
-of all orders of one only the lowest peak counts, and the number of downsets, not of orders, is the work.  A statement
-that leaves no more alive and adds nothing to the peak goes at once: later it could do no better.  Where there are more
-downsets than the width, those of the lowest (peak, live bytes) are followed: a beam search, no longer exact.
+A *downset* is a set of statements that contains, with each statement, all that must come before it: the statements that have
+run so far.  The live values depend on the downset only, so the search keeps one order per downset: the one with the lowest
+peak.  The work grows with the number of downsets, not of orders.  A statement that adds neither live bytes nor to the peak
+runs at once, since it could do no better later.  If there are more downsets than the width, only those with the lowest (peak,
+live bytes) are followed: a beam search, which is not exact.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 
 from calcvm.record import record
 
-Mask = int  # statements, a bit each
+Mask = int  # a set of statements, one bit each
 
 
 @record
 class Touch:
-    """A value that a statement touches: its size, all statements that touch it, whether it is born or dies among them."""
+    """A value that a statement touches: its size, all statements that touch it, and whether it is born or dies among them."""
 
     size: int
     by: Mask
@@ -27,7 +28,12 @@ class Touch:
 
 @record
 class Task:
-    """A statement: what it touches, (made, read) of these by place where the first may lie in the second's cells."""
+    """A statement.
+
+    touches : the values it touches.
+    pairs : (made, read), indices in ``touches``: the first may take the cells of the second.
+    before : the statements that must come before it.
+    """
 
     touches: tuple[Touch, ...]
     pairs: tuple[tuple[int, int], ...]
@@ -35,7 +41,7 @@ class Task:
 
 
 class Downsets:
-    """Statements whose order is free but for what must come before, and the bytes that are live when they begin."""
+    """Statements with their dependencies, and the bytes that are live when the first begins."""
 
     def __init__(self, tasks: Sequence[Task], live: int):
         self.tasks, self.live, self.steps = tasks, live, 0
@@ -47,7 +53,7 @@ class Downsets:
                 left &= left - 1
 
     def step(self, k: int, done: Mask, live: int) -> tuple[int, int]:
-        """Bytes live while a statement runs after others, and after it."""
+        """Bytes live during statement ``k`` and after it, if the statements in ``done`` have run."""
         self.steps += 1
         task = self.tasks[k]
         grows = frees = shared = 0
@@ -75,9 +81,9 @@ class Downsets:
         return peak
 
     def best(self, floor: int, below: int, width: int, effort: int = 1 << 60) -> list[int] | None:
-        """An order with a peak less than ``below``: the lowest one, or any of at most ``floor``.
+        """An order with a peak below ``below``: the lowest found, or any that is at most ``floor``.
 
-        None: none was found, in so many `steps`.
+        None: none was found within ``effort`` steps.
         """
         whole = (1 << len(self.tasks)) - 1
         ready = sum(1 << k for k, task in enumerate(self.tasks) if not task.before)
@@ -107,7 +113,7 @@ class Downsets:
         return None
 
     def _settled(self, k: int, done: Mask, peak: int, live: int, ready: Mask, order: tuple) -> tuple:
-        """(what has run, peak, live, ready, order) when a statement has, and all that then costs nothing."""
+        """(done, peak, live, ready, order) after a statement and all that then run for free."""
         while True:
             done, ready, order = done | 1 << k, ready & ~(1 << k), (k, order)
             fresh = [j for j in self.after[k] if not self.tasks[j].before & ~done]

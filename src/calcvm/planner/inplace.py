@@ -1,4 +1,4 @@
-"""In-place work: a written value takes over the storage of a value that dies at the same statement."""
+"""In-place writes: a value takes over the storage of a value that dies at the same statement."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from calcvm.planner.lifetimes import Machine, operands
 def in_place(
     lowered: Lowered, live: Mapping[Value, tuple[int, int]], pinned: Collection[Value], machine: Machine
 ) -> dict[Value, Value]:
-    """The value whose storage each value uses: the head of its chain (itself, if it owns storage).
+    """For each value, the value whose storage it uses: the head of its chain (itself, if it owns storage).
 
     Parameters
     ----------
     live : first and last touch of every value.
-    pinned : values that keep their own storage: persistent, resident, in a block.
+    pinned : values that keep their own storage: persistent, resident, or in a block.
     """
     head: dict[Value, Value] = {v: v for v in live}
-    end: dict[Value, int] = {v: last for v, (_, last) in live.items()}  # of a chain, kept at its head
+    end: dict[Value, int] = {v: last for v, (_, last) in live.items()}  # of a chain, stored at its head
     for t, st in enumerate(lowered.statements):
         for written, read in st.spec.in_place:
             y, x = st.operands.get(written), st.operands.get(read)
@@ -34,7 +34,7 @@ def in_place(
 
 
 def may_take(st: Statement, written: str, read: str, machine: Machine) -> bool:
-    """What a statement writes may lie in the place of what it reads, where that dies: both are whole, and of one size."""
+    """Whether ``written`` may take the storage of ``read`` if that dies: both are whole values of equal size."""
     y, x = st.operands.get(written), st.operands.get(read)
     return (
         y is not None
@@ -47,12 +47,12 @@ def may_take(st: Statement, written: str, read: str, machine: Machine) -> bool:
 
 
 def _covers(machine: Machine, st: Statement, name: str, v: Value) -> bool:
-    """The operand is the whole value."""
+    """Whether the operand is the whole value."""
     return not st.shifts.get(name) and machine.extent(st.spec.operand(name), st) == machine.bytes(v)
 
 
 def _alone(st: Statement, written: str, y: Value, x: Value) -> bool:
-    """No other operand is y, and every operand that is x may share storage with ``written``."""
+    """Whether no other operand is y, and every operand that is x may share storage with ``written``."""
     return all(
         (v is not y or o.name == written) and (v is not x or (written, o.name) in st.spec.in_place)
         for o, v in operands(st)

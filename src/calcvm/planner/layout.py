@@ -1,9 +1,8 @@
-"""Where everything lies: the heap's zones, and the storage units that share its arena.
+"""The layout of the heap: its zones, and the storage units that share its arena.
 
 [reserved][forward persistent][optimizer][gradient persistent][arena: resident values, then transient ones]
 
-Pages lie beyond the heap's end, one after the other, in a file: values that persist there, then what transient ones hold
-meanwhile.
+Pages lie in a file, with addresses beyond the heap's end: values that persist there, then pages of transient values.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from calcvm.planner.lifetimes import (
     scratch_sizes,
 )
 from calcvm.planner.merge import Groups
-from calcvm.planner.offsets import Packing, load, pack
-from calcvm.planner.packing import close_gap
+from calcvm.planner.packing.gap import close_gap
+from calcvm.planner.packing.pack import Packing, load, pack
 from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
-MOST_BYTES = 1 << 60  # of a heap that is planned
+MOST_BYTES = 1 << 60  # the largest heap that is planned
 
 PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
 
 
 @record
 class Unit:
-    """Cells that hold one value, a chain of values in place of one another, or a block of values.
+    """Cells that hold one value, a chain of values that overwrite one another, or a block of values.
 
-    values : (value, bytes from the unit's start).
-    first, last : statements between which it is live, inclusive.
+    values : (value, offset in the unit in bytes).
+    first, last : first and last statement of its life, inclusive.
     """
 
     values: tuple[tuple[Value, int], ...]
@@ -51,7 +50,7 @@ class Unit:
 
 @record
 class Layout:
-    """Everything about storage but the offsets of transient units; holds for every batch size."""
+    """All of the storage except the offsets of transient units; valid for every batch size."""
 
     machine: Machine
     persistent: Mapping[str, tuple[Unit, ...]]  # by zone, in order
@@ -65,7 +64,7 @@ class Layout:
         return self.machine.up(RESERVED * self.machine.itemsize)
 
     def size(self, unit: Unit, batch: int) -> int:
-        """Bytes, up to a whole number of cache lines."""
+        """Bytes of a unit, rounded up to whole cache lines."""
         return self.machine.up(at_most(unit.bytes, batch))
 
     def fixed(self, batch: int) -> int:
@@ -81,7 +80,7 @@ class Layout:
         return [fixed + (live[t] if t < len(live) else 0) for t in range(max(self.n_statements, 1))]
 
     def pack(self, batch: int, effort: int, allowed: int = 0) -> Packing:
-        """Pack the transient units; a heap of ``allowed`` bytes is good enough."""
+        """Pack the transient units; stop at a heap of ``allowed`` bytes."""
         if (least := max(self.load(batch))) > MOST_BYTES:
             raise PlanError(
                 f"a batch of {batch} needs at least {least:,} bytes, which no machine has", least, allowed or None
@@ -89,20 +88,20 @@ class Layout:
         return pack(*self._items(batch), effort=effort, enough=self._enough(batch, allowed))
 
     def close_gap(self, batch: int, known: Packing, seconds: float, allowed: int = 0) -> Packing:
-        """A lower packing than a known one, where there is time for it and a gap to close."""
+        """A lower packing than ``known``, if there is a gap and it can be closed in time."""
         return close_gap(*self._items(batch), known, seconds=seconds, enough=self._enough(batch, allowed))
 
     def _items(self, batch: int) -> tuple[list[int], list[int], list[int]]:
-        """Lines of each transient unit, and when it is first and last touched."""
+        """Cache lines of each transient unit, and the first and last statement of its life."""
         units = self.transient
         return [self.size(u, batch) // LINE for u in units], [u.first for u in units], [u.last for u in units]
 
     def _enough(self, batch: int, allowed: int) -> int:
-        """Lines that transient units may take in a heap of so many bytes."""
+        """Cache lines for transient units in a heap of ``allowed`` bytes."""
         return (allowed - self.fixed(batch)) // LINE
 
     def required(self, batch: int, effort: int, allowed: int = 0) -> int:
-        """Bytes of the heap that the packer needs."""
+        """Bytes of the heap with the packer's result."""
         return self.fixed(batch) + self.pack(batch, effort, allowed).height * LINE
 
     def place(self, batch: int, packing: Packing) -> tuple[dict[Value, int], dict[str, tuple[int, int]]]:
@@ -137,7 +136,7 @@ class Layout:
 
 
 def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
-    """Storage units of a program, from lifetimes, in-place work and blocks."""
+    """Storage units of a program, from lifetimes, in-place writes and blocks."""
     live = lifetimes(lowered.statements)
     always = always_live(lowered) | groups.promoted
     member_of = {v: block for block, members in groups.blocks.items() for v in members}

@@ -1,7 +1,7 @@
-"""Who touches which value when: the facts about statements that the rest of the planner stands on.
+"""Which statement touches which value: the facts on which the rest of the planner is built.
 
 Time is the index of a statement.  Lifetimes are inclusive.  Paths never run interleaved, and a path's
-transient values need not survive another path's run, so values of different paths never meet in time.
+transient values need not survive another path's run, so values of different paths never overlap in time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
 from calcvm.record import record
 
-LINE = 64  # bytes of a cache line: all storage is in whole ones
+LINE = 64  # bytes of a cache line: all sizes are rounded up to it
 PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
 
 
 def other_ways(batch: int, workers: int) -> str:
-    """What else may make a plan fit, after "allow more memory"."""
+    """Other remedies for a plan that does not fit, after "allow more memory"."""
     ways = ["fewer workers"] * (workers > 1) + ["a smaller batch"] * (batch > 1)
     return f", or take {' or '.join(ways)}" if ways else ""
 
 
 @record
 class Machine:
-    """What sizes may depend on besides a statement's words: bytes of a float, workers, device.
+    """What sizes depend on besides a statement's words: bytes of a float, workers, device.
 
     The planner counts bytes.
     """
@@ -36,18 +36,18 @@ class Machine:
     gpu: bool = False
 
     def up(self, nbytes: int) -> int:
-        """Whole cache lines."""
+        """Round up to whole cache lines."""
         return -(-nbytes // LINE) * LINE
 
     def element(self, of: Value | Operand) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return bytes_of(of.type, self.itemsize)
 
     def bytes(self, v: Value) -> Extent:
         return times(v.elems, self.element(v))
 
     def size(self, expression: str, st: Statement) -> Extent:
-        """A size expression of the operator table over a statement's words."""
+        """Evaluate a size expression of the operator table with a statement's words."""
         return extent(expression, {**self.on._asdict(), **st.words})
 
     @property
@@ -65,7 +65,7 @@ class Machine:
 
 
 def at_most(size: Extent, batch: int) -> int:
-    """The largest of a size for batches from 1 to ``batch``."""
+    """The largest value of a size for batches from 1 to ``batch``."""
     return max(size.bounds(batch)[1], 0)
 
 
@@ -74,20 +74,20 @@ def is_persistent(v: Value) -> bool:
 
 
 def operands(st: Statement) -> tuple[tuple[Operand, Value], ...]:
-    """The operands of a statement that are present."""
+    """The operands of a statement, without those left out."""
     return st.present
 
 
 def effects(st: Statement) -> tuple[frozenset[Value], frozenset[Value]]:
-    """Values that a statement reads, and values that it writes (scratch among them)."""
+    """Values that a statement reads, and values that it writes (including scratch)."""
     return st.effects
 
 
 def always_live(lowered: Lowered) -> set[Value]:
     """Values whose storage is never shared.
 
-    Those that persist or are resident, and those that need not be written by a path before it reads
-    them, or that several paths use.
+    These are persistent or resident values, values that several paths use, and values that a path may
+    read before it writes them.
     """
     out = {v for v in lowered.values if is_persistent(v) or v.resident or v.kind == "placeholder"}
     path_of: dict[Value, str] = {}
@@ -108,7 +108,7 @@ def lifetimes(statements: Sequence[Statement]) -> dict[Value, tuple[int, int]]:
 
 
 def lifetimes_of(touched: Sequence[Sequence[Value]]) -> dict[Value, tuple[int, int]]:
-    """The same, of what each statement touches."""
+    """The same, from the values that each statement touches."""
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
     for t, values in enumerate(touched):
@@ -119,7 +119,7 @@ def lifetimes_of(touched: Sequence[Sequence[Value]]) -> dict[Value, tuple[int, i
 
 
 def scratch_sizes(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
-    """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
+    """Sizes of workspaces, from the operator table and the planned number of workers."""
     out: dict[Value, Extent] = {}
     for st in lowered.statements:
         for o, v in operands(st):

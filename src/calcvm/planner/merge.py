@@ -1,10 +1,10 @@
-"""Neighbouring updates as one row: parameters of one optimizer lie side by side in their block.
+"""Neighbouring updates merged into one row: parameters of one optimizer lie side by side in their block.
 
 Parameters, their gradients and their optimizer state lie in the same relative order with the same
-padding.  A *run* is a stretch of such parameters whose updates (and other rows over whole gradients)
-become one row over a *block*: a value of its own that spans the run's values and the padding between
-them.  Padding must stay zero: it does in persistent blocks.  So the gradients of a run with padding
-inside are kept in the persistent gradient block where they are small, and the run is cut there otherwise.
+padding.  A *run* is a sequence of such parameters whose updates (and other rows over whole gradients)
+become one row over a *block*: a separate value that spans the run's values and the padding between
+them.  Padding must stay zero, which holds in persistent blocks only.  So if a run has padding inside, its
+gradients are kept in the persistent gradient block if they are small; otherwise the run is cut there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from calcvm.ops.types import FLOAT
 from calcvm.planner.lifetimes import LINE, Machine, effects, is_persistent, operands
 from calcvm.record import record
 
-PHASES = ("optimize", "end_round")  # whose rows over rows and columns are elementwise
-MERGE_LIMIT = 65536  # elements in a run: above it a row costs nothing beside its work
-LARGE = 16384  # parameters from here on lie first, so that the small ones are neighbours
-PADDED_LIMIT = 4096  # elements in a run whose gradients may become persistent for their padding's sake
+PHASES = ("optimize", "end_round")  # phases whose rows over rows and columns are elementwise
+MERGE_LIMIT = 65536  # elements in a run: above it the overhead of a row is negligible
+LARGE = 16384  # elements from which on a parameter lies first, so that the small ones are neighbours
+PADDED_LIMIT = 4096  # elements in a run whose gradients may become persistent because of padding
 
 
 @record
 class Groups:
-    """What merging asks of the layout.
+    """Constraints from merging on the layout.
 
     blocks : members of each block, in order; a block starts where its first member starts.
     order : rank of a value inside its zone's persistent block (values without a rank come last).
@@ -41,7 +41,10 @@ class Groups:
 
 @record
 class _Candidate:
-    """A row that may become part of a merged one: its operands over whole values, and all else."""
+    """A row that may become part of a merged one.
+
+    whole : its operands that are whole values.  signature : all else; rows merge only if theirs are equal.
+    """
 
     index: int
     statement: Statement
@@ -50,7 +53,7 @@ class _Candidate:
 
 
 def merge_rows(lowered: Lowered, machine: Machine, enabled: bool = True) -> tuple[Lowered, Groups]:
-    """The program with merged rows, and what they ask of the layout."""
+    """The program with merged rows, and their constraints on the layout."""
     candidates = [c for t, st in enumerate(lowered.statements) if (c := _candidate(t, st)) is not None]
     updates = [c for c in candidates if _parameter(c) is not None]
     ranks, runs = _parameter_order(lowered, updates, machine)
@@ -70,7 +73,7 @@ def merge_rows(lowered: Lowered, machine: Machine, enabled: bool = True) -> tupl
 
 
 def _candidate(index: int, st: Statement) -> _Candidate | None:
-    """Elementwise rows over whole values in the phases that optimizers own, and updates elsewhere."""
+    """The statement as a candidate: an elementwise row over whole values in an optimizer's phase, or an update elsewhere."""
     if st.phase not in PHASES and not any(o.access == "u" and v.kind == "parameter" for o, v in operands(st)):
         return None
     if {w.name for w in st.spec.words if w.kind == "dim"} != {"rows", "cols"}:
@@ -110,7 +113,7 @@ def _parameter_order(
 ) -> tuple[dict[Value, int], list[list[Value]]]:
     """Ranks of all parameters in their block, and the runs of neighbours that may be merged.
 
-    By optimizer, large ones first; whole cache lines before the others, which need padding after them.
+    Sorted by optimizer, large parameters first, and whole cache lines before others, which need padding after them.
     """
     first_group: dict[Value, int] = {}
     number: dict[tuple, int] = {}
@@ -152,7 +155,7 @@ def _parameter_order(
 
 
 class _Merger:
-    """Merges the candidates run by run; a run that cannot be merged is left as it is."""
+    """Merges the candidates run by run; leaves a run unchanged if it cannot be merged."""
 
     def __init__(
         self, lowered: Lowered, machine: Machine, candidates: Sequence[_Candidate], runs: Sequence[Sequence[Value]]
@@ -172,7 +175,7 @@ class _Merger:
                     touching.setdefault(v, []).append(t)
 
     def result(self, order: Mapping[Value, tuple[int, ...]]) -> tuple[Lowered, Groups]:
-        for c in self.candidates:  # gradients and state are at home where their parameter is
+        for c in self.candidates:  # gradients and state have the home of their parameter
             p = _parameter(c)
             if p in self.home:
                 for v in c.whole.values():
@@ -187,7 +190,7 @@ class _Merger:
                 continue
             key = (*c.signature, home[0])
             if sets.setdefault(key, {}).setdefault(home[1], c) is not c:
-                sets[key][-1] = c  # a value updated twice: leave it alone
+                sets[key][-1] = c  # a value is updated twice: do not merge
         statements: list[Statement | None] = list(self.lowered.statements)
         for key, members in sets.items():
             run = self.runs[key[-1]]
@@ -209,12 +212,12 @@ class _Merger:
         return merged, Groups(blocks, order, frozenset(self.promoted))
 
     def _may_move(self, rows: Sequence[_Candidate]) -> bool:
-        """Whether all rows may wait for the last of them."""
+        """Whether all rows may move to the place of the last one."""
         chosen = {c.index for c in rows}
         last = max(chosen)
 
         def between(touching: Mapping[Value, Sequence[int]], values: Iterable[Value], start: int) -> bool:
-            """Whether another row from here to the last touches one of the values."""
+            """Whether another row after ``start`` and before the last touches one of the values."""
             for v in values:
                 places = touching.get(v, ())
                 for k in range(bisect_right(places, start), bisect_left(places, last)):
@@ -229,7 +232,7 @@ class _Merger:
         return True
 
     def _claim(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> bool:
-        """Make a block of each operand's values, unless one of them is in another block already."""
+        """Create a block for each operand's values; False if one of them is in another block already, or padding forbids it."""
         tracks = [tuple(c.whole[name] for c in rows) for name in rows[0].whole]
         padded = any(self.machine.bytes(p).at(1) % LINE for p in run[:-1])
         for track in tracks:

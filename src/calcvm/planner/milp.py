@@ -1,4 +1,4 @@
-"""Mixed-integer programs, row by row, for HiGHS through SciPy (extra ``solver``)."""
+"""Mixed-integer programs, built row by row, for HiGHS through SciPy (extra ``solver``)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from calcvm.errors import MissingExtra
 
 Row = dict[int, float]  # coefficients by variable
-GAP = 1e-6  # between a solution and its bound, as a part of it, at which it is the best
+GAP = 1e-6  # relative gap between a solution and its bound at which the solution counts as optimal
 
 
 class Milp:
-    """Variables between 0 and 1, what they cost, and rows over them: coefficients, least and most.
+    """Variables between 0 and 1, their costs, and rows over them: coefficients, lower and upper limit.
 
     Raises
     ------
@@ -30,7 +30,7 @@ class Milp:
         self.cost: list[float] = []
         self.binary: list[int] = []
         self.rows: list[tuple[Row, float, float]] = []
-        self._taken: tuple[int, Any] = 0, None  # how many rows there were, and these as the solver takes them
+        self._taken: tuple[int, Any] = 0, None  # the number of rows converted last, and the solver's form of them
 
     @property
     def n(self) -> int:
@@ -51,7 +51,7 @@ class Milp:
         self.between(least, row, np.inf)
 
     def covers(self, x: int, others: Iterable[int]) -> None:
-        """A variable is 1 where all of some others are."""
+        """Force variable ``x`` to 1 if all of ``others`` are 1."""
         others = [*others]
         self.at_least({x: 1.0, **dict.fromkeys(others, -1.0)}, 1.0 - len(others))
 
@@ -65,11 +65,11 @@ class Milp:
         high: np.ndarray | float = 1.0,
         gap: float = GAP,
     ) -> Any:
-        """What `scipy.optimize.milp` answers.
+        """The result of `scipy.optimize.milp`.
 
-        scale : costs are handed over so many times as large.  cost : of variables, in place of their own.
-        low, high : that variables are between.
-        gap : between the solution and its bound, as a part of it, that will do.
+        scale : factor of all costs.  cost : costs of some variables, in place of the stored ones.
+        low, high : bounds of the variables.
+        gap : relative gap between the solution and its bound at which to stop.
         """
         costs = np.array(self.cost)
         for x, value in (cost or {}).items():

@@ -1,12 +1,16 @@
-"""The order of statements inside each section: the cheap alternatives, measured by their peak.
+"""The order of statements inside each section: cheap alternatives, compared by their peak.
 
-Lowering's order is kept unless another has a strictly lower peak.  Alternatives: greedy list scheduling
-(of the ready statements, the one that leaves least alive: a gradient is used up as soon as it is final); by height, what
-needs the fewest statements before it first (after Zhao et al. 2017, DeepDSL); swaps of neighbours in each.  Then the part
-with the peak, between two statements that nothing may pass, is ordered by its downsets (`calcvm.planner.downsets`), and the
-next one, as long as that helps.  Every order respects the reads and writes of every value.
+The order of lowering is kept unless another one has a strictly lower peak.  One alternative is greedy list scheduling: of the
+ready statements, the one that leaves the least alive runs next, so a gradient is used up as soon as it is final.  Another one
+sorts by height: statements with the shortest chain of predecessors first (after Zhao et al. 2017, DeepDSL).  Each is improved
+by swaps of neighbours.  Then the part with the peak, between two statements that no other may pass, is ordered by its downsets
+(`calcvm.planner.downsets`), then the part with the next peak, as long as that helps.  Every order respects the reads and writes
+of every value.
 
-A ResNet-18 of batch 8 takes 220.6 MB, with swaps alone 222.1; a ResNet-34 of batch 32 1099.2, and 1102.4.
+A ResNet-18 of batch 8 takes 220.6 MB (with swaps alone 222.1), a ResNet-34 of batch 32 takes 1099.2 (1102.4).
+
+The number of trials is limited, which costs very wide graphs memory: 100 parallel branches take 0.6 % more at batch 16 than
+without the limit, and 1.3 % more at batch 64.
 """
 
 from __future__ import annotations
@@ -20,15 +24,15 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.downsets import Downsets, Task, Touch
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes_of, scratch_sizes
-from calcvm.planner.offsets import load
+from calcvm.planner.packing.pack import load
 
 WIDTH = 8  # downsets that are followed at once
-EFFORT = 400_000  # statements that may be tried for all parts: about a second; of the zoo 59 thousand at most
-EACH = 2000  # and for each statement of the program
+EFFORT = 400_000  # steps for all parts together: about a second; the zoo takes at most 59 thousand
+EACH = 2000  # steps per statement of the program
 
 
 def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, width: int = WIDTH) -> Lowered:
-    """The program in the order of the lowest liveness peak found, for batches of ``batch``."""
+    """The program in the order with the lowest liveness peak found, for this batch."""
     statements = list(lowered.statements)
     size = _sizes(lowered, batch, machine)
     if not size:
@@ -61,7 +65,7 @@ Touched = Mapping[Statement, Sequence[Value]]  # the values with a size that eac
 def live_bytes(
     statements: Sequence[Statement], spans: Mapping[Value, tuple[int, int]], size: Mapping[Value, int], pairs: Pairs
 ) -> list[int]:
-    """Live sizes at each statement; what is made in the place of what dies counts once."""
+    """Live sizes at each statement; a value written in place of a dying one counts once."""
     first, last = zip(*spans.values(), strict=True) if spans else ((), ())
     live = load([size[v] for v in spans], first, last)
     live += [0] * (len(statements) - len(live))
@@ -75,7 +79,7 @@ def live_bytes(
 
 
 def peak(statements: Sequence[Statement], size: Mapping[Value, int], touched: Touched, pairs: Pairs) -> int:
-    """Largest total of live sizes."""
+    """The largest total of live sizes."""
     return max(live_bytes(statements, _spans(statements, touched), size, pairs), default=0)
 
 
@@ -85,7 +89,7 @@ def _spans(statements: Sequence[Statement], touched: Touched) -> dict[Value, tup
 
 
 def _pairs(statements: Sequence[Statement], size: Mapping[Value, int], machine: Machine) -> Pairs:
-    """(made, read) of each statement where the first may lie in the place of the second."""
+    """Pairs (made, read) of each statement where the first may overwrite the second."""
     out: dict[Statement, list[tuple[Value, Value]]] = {}
     for st in statements:
         for written, read in st.spec.in_place:
@@ -97,7 +101,7 @@ def _pairs(statements: Sequence[Statement], size: Mapping[Value, int], machine: 
 
 
 def _alone(st: Statement, size: Mapping[Value, int], touched: Touched, pairs: Pairs) -> int:
-    """What a statement needs whatever the order."""
+    """Bytes that a statement needs in any order."""
     own = sum([size[v] for v in touched[st]])
     return own - sum(size[made] for made in {made for made, _ in pairs.get(st, ())})
 
@@ -105,7 +109,7 @@ def _alone(st: Statement, size: Mapping[Value, int], touched: Touched, pairs: Pa
 def _by_height(
     statements: Sequence[Statement], before: Mapping[Statement, set[Statement]], lowered: Lowered
 ) -> list[Statement]:
-    """Statements by the longest chain of others that must come before them."""
+    """Statements sorted by the longest chain of others that must come before them."""
     out: list[Statement] = []
     for start, stop in lowered.sections().values():
         height: dict[Statement, int] = {}
@@ -125,7 +129,7 @@ def _by_parts(
     floor: int,
     width: int,
 ) -> list[Statement]:
-    """The part with the peak in a better order, then the next one, until one is as good as it gets."""
+    """Reorder the part with the peak, then the next one, until a part cannot be improved."""
     order = list(statements)
     parts = _parts(order, before)
     spans = _spans(order, touched)
@@ -151,10 +155,10 @@ def _by_parts(
 
 
 def _parts(order: Sequence[Statement], before: Mapping[Statement, set[Statement]]) -> list[tuple[int, int]]:
-    """[start, stop) between statements of a section that all of it comes before, or after."""
+    """[start, stop) of the parts of sections: all of a section's other statements come before or after a part."""
     place = {st: t for t, st in enumerate(order)}
     n = len(order)
-    after, behind = [n] * n, [-1] * n  # the first of those that must come after each, the last of those before
+    after, behind = [n] * n, [-1] * n  # per statement: its first successor and its last predecessor
     for t, st in enumerate(order):
         for b in before[st]:
             after[place[b]] = min(after[place[b]], t)
@@ -162,10 +166,10 @@ def _parts(order: Sequence[Statement], before: Mapping[Statement, set[Statement]
     out: list[tuple[int, int]] = []
     for _, members in groupby(range(n), key=lambda t: (order[t].path, order[t].phase)):
         own = [*members]
-        least = [*accumulate((behind[t] for t in reversed(own)), min)][::-1]  # of each and those that come later
+        least = [*accumulate((behind[t] for t in reversed(own)), min)][::-1]  # of each statement and all later ones
         start, reach = own[0], -1
         for k, t in enumerate(own):
-            # a way from statement to statement, each the next that must follow, meets t unless one leads beyond it
+            # a part ends at t if all others must precede or follow t: no nearest successor or predecessor skips t
             if k + 1 == len(own) or (reach <= t <= least[k + 1]):
                 out.append((start, t + 1))
                 start, reach = t + 1, -1
@@ -184,7 +188,10 @@ def _downsets(
     touched: Touched,
     pairs: Pairs,
 ) -> Downsets:
-    """A part of an order, [start, stop) of all, in numbers; live : bytes that are when it begins, and it does not make."""
+    """A part of an order in numbers.
+
+    at : [start, stop) of the part.  live : bytes that are live when it begins.
+    """
     place = {st: k for k, st in enumerate(part)}
     by: dict[Value, int] = {}
     for st, k in place.items():
@@ -202,7 +209,7 @@ def _downsets(
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
-    """Sizes of the values that share storage."""
+    """Sizes of the values that may share storage."""
     always, scratch = always_live(lowered), scratch_sizes(lowered, machine)
     shared = {v for st in lowered.statements for v in st.touched} - always
     return {v: machine.up(at_most(scratch.get(v) or machine.bytes(v), batch)) for v in shared}
@@ -259,7 +266,7 @@ def _greedy(
 
         ready = [(leaves(st), rank, st) for st, rank in position.items() if not waiting[st]]
         heapify(ready)
-        known = {st: more for more, _, st in ready}  # of those that are ready; entries that say otherwise are old
+        known = {st: more for more, _, st in ready}  # of the ready statements; heap entries that differ are outdated
         while known:
             more, _, st = heappop(ready)
             if known.get(st) != more:
@@ -268,7 +275,7 @@ def _greedy(
             out.append(st)
             for v in touched[st]:
                 uses[v] -= 1
-                fewer = size[v] * ((v not in alive) + (uses[v] == 1))  # twice in the life of a value
+                fewer = size[v] * ((v not in alive) + (uses[v] == 1))  # at the first use and before the last one
                 (alive.add if uses[v] else alive.discard)(v)
                 for a in readers[v] if fewer else ():
                     if a in known:
@@ -289,7 +296,7 @@ def _swap(
     touched: Touched,
     passes: int,
 ) -> list[Statement]:
-    """Swap neighbours wherever that lowers the larger, or the sum, of their live sizes."""
+    """Swap neighbours if that lowers the larger, or else the sum, of their live sizes."""
     order = list(seed)
     live = {v: list(span) for v, span in _spans(order, touched).items()}
     for _ in range(passes):
@@ -298,7 +305,7 @@ def _swap(
             a, b = order[t], order[t + 1]
             if (a.path, a.phase) != (b.path, b.phase) or a in before[b]:
                 continue
-            # live at t and t+1, but for what is live at both in either order
+            # live at t and t+1, without values that are live at both in either order
             both = {*touched[a], *touched[b]}
             now = [0, 0]
             then = [0, 0]

@@ -1,7 +1,9 @@
-"""Paging: values that are moved to a file between two reads, as statements among the others.
+"""Paging: moving values to a file between two reads, by statements among the others.
 
-A value that is moved has a page, written once, directly after what makes the value; what brings it back makes a new version
-of it, as where a value is made again (`calcvm.planner.recompute`).
+A paged value has one page, written once, directly after the statement that makes the value.  Reading the page makes a new
+version of the value, as recomputation does (`calcvm.planner.recomputation.search`).
+
+One search weighs recomputation against paging, as in POET (Patil et al. 2022).
 """
 
 from __future__ import annotations
@@ -18,27 +20,27 @@ from calcvm.ops.types import CELLS, instance_of
 from calcvm.planner.lifetimes import Machine, at_most, effects
 from calcvm.record import record
 
-BANDWIDTH = 1e9  # bytes a second of a file, where nothing is said
+BANDWIDTH = 1e9  # bytes per second of a file, by default
 PAGE: dict[str, Any] = {
     "kind": "page",
     "resident": False,
     "persistent": False,
-}  # what holds a value's numbers in the file
+}  # facts of the value that holds another one's numbers in the file
 
 
 @record
 class File:
-    """Where pages are: bytes that there is room for, and bytes a second to it and from it."""
+    """The page file: its capacity in bytes, and its bandwidth in bytes per second for reads and for writes."""
 
     room: int
     bandwidth: float = BANDWIDTH
 
     def seconds(self, nbytes: int) -> float:
-        """Of one way."""
+        """Seconds to read or to write ``nbytes``."""
         return nbytes / self.bandwidth
 
     def cost(self, of_row: Callable[[Statement], float], batch: int, machine: Machine) -> Callable[[Statement], float]:
-        """Seconds of a statement, of one that moves pages too."""
+        """A function from any statement to seconds: ``of_row`` for rows, the bandwidth for paging statements."""
 
         def cost(st: Statement) -> float:
             if not is_paging(st):
@@ -49,17 +51,17 @@ class File:
 
 
 def page_out(v: Value, page: Value, at: Statement, itemsize: int) -> Statement:
-    """Write a value to its page, after a statement."""
+    """A statement that writes a value to its page, to insert after statement ``at``."""
     return _moved(PAGE_OUT, v, {"x": v, "page": page}, at, itemsize, f"{v.name} to the file")
 
 
 def page_ahead(page: Value, at: Statement, itemsize: int) -> Statement:
-    """Say that a page will be read, before a statement."""
+    """A statement that announces the read of a page, to insert before statement ``at``."""
     return _moved(PAGE_AHEAD, page, {"page": page}, at, itemsize, f"{page.name} soon")
 
 
 def page_in(page: Value, v: Value, at: Statement, itemsize: int) -> Statement:
-    """Read a value from a page, before a statement."""
+    """A statement that reads a value from a page, to insert before statement ``at``."""
     return _moved(PAGE_IN, v, {"page": page, "y": v}, at, itemsize, f"{v.name} from the file")
 
 
@@ -70,15 +72,15 @@ def is_paging(st: Statement) -> bool:
 
 def moved_bytes(st: Statement, batch: int, machine: Machine) -> int:
     """Bytes that a statement moves to or from the file."""
-    moves = is_paging(st) and len(st.operands) > 1  # what says that a page will be read moves nothing
+    moves = is_paging(st) and len(st.operands) > 1  # an announcement moves nothing
     return at_most(machine.extent(st.spec.operands[0], st), batch) if moves else 0
 
 
 def with_reads_ahead(lowered: Lowered, itemsize: int) -> Lowered:
-    """The program in which each page is read ahead from where the one before it is read; the first as early as it can be."""
+    """The program with read-ahead: each page is announced at the read of the previous one, the first page as early as possible."""
     ahead: dict[int, list[Statement]] = {}
     before: int | None = None
-    ready: dict[Value, int] = {}  # from where on a page can be read
+    ready: dict[Value, int] = {}  # the statement from which on a page can be read
     start = 0
     for t, st in enumerate(lowered.statements):
         if t and st.path != lowered.statements[t - 1].path:
@@ -105,16 +107,16 @@ def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, it
 
 
 # ---------------------------------------------------------------- values that persist in the file
-LARGE = 16384  # bytes from which on a value may live there
-KINDS = ("optimizer", "parameter")  # those that may, those first that a step reads least often
+LARGE = 16384  # bytes from which on a value may persist there
+KINDS = ("optimizer", "parameter")  # kinds that may, first those that a step reads least often
 
 
 def left_in(file: File, lowered: Lowered, machine: Machine) -> File:
-    """What of the file is left beside what persists there (PlanError: it is too small for that)."""
+    """The file without the room of the values that persist there (PlanError: it is too small for them)."""
     needed = sum(machine.up(at_most(machine.bytes(v), 1)) for v in lowered.paged)
     if needed > file.room:
         raise PlanError(
-            f"what may persist in a file takes {needed:,} bytes of it, page_bytes= allows {file.room:,}: allow more there, or more memory",
+            f"values that persist in the file take {needed:,} bytes, page_bytes= allows {file.room:,}: allow more there, or more memory",
             needed,
             file.room,
         )
@@ -122,17 +124,20 @@ def left_in(file: File, lowered: Lowered, machine: Machine) -> File:
 
 
 def may_persist(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> list[Value]:
-    """Large values of some kinds, which may live in the file: by kind, the largest first."""
+    """Large values of some kinds, which may persist in the file: by kind, the largest first."""
     sizes = {v: at_most(machine.bytes(v), 1) for v in lowered.values if v.kind in kinds and v.persistent}
     return sorted((v for v in sizes if sizes[v] >= LARGE), key=lambda v: (kinds.index(v.kind), -sizes[v]))
 
 
 def streamed(lowered: Lowered, paged: Set[Value], machine: Machine) -> Lowered:
-    """The program with values that persist in the file: each statement works on a copy, which lives as long as neighbours
-    use it, and is written back where one of them changes it."""
+    """The program with values that persist in the file.
+
+    Each statement works on a copy in the heap.  The copy lives as long as consecutive statements use it, and is written
+    back after each that changes it.
+    """
     versions = Versions(lowered.values)
     out: list[Statement] = []
-    here: dict[Value, Value] = {}  # copies that the statement before used
+    here: dict[Value, Value] = {}  # copies that the previous statement used
     for t, st in enumerate(lowered.statements):
         if t and lowered.statements[t - 1].path != st.path:
             here = {}

@@ -1,9 +1,12 @@
-"""Barriers: where a worker would touch what another worker wrote, or overwrite what it still reads.
+"""Barriers: needed if a worker touches cells that another worker wrote, or overwrites cells that another still reads.
 
-Decided on addresses, after the offsets: two rows with no barrier between them are in conflict if they
-touch a common cell, one of them writing, unless both share the cells among the workers in the same way
-for every batch size.  Rows run in the order of a path's sections; the last row of a path always has a
-barrier.  Any other jump from row to row needs a barrier of its own.
+The decision uses addresses, so it follows packing.  Two rows conflict if they touch a common cell and one
+of them writes it, unless both divide the cells among the workers in the same way for every batch size.
+Rows run in the order of a path's sections.  The last row of a path always has a barrier.  Any other jump
+from row to row needs its own barrier.
+
+Flags are set as late as possible.  All workers meet inside a row with several phases, so no other barrier is needed between the
+rows before it and those after it.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Statement, Value
 from calcvm.planner.lifetimes import Machine, at_most, operands
 
-Access = tuple[int, int, object]  # [start, stop) of cells, and how the workers share them
+Access = tuple[int, int, object]  # [start, stop) of cells, and how the workers divide them
 
 
 def _sharing(o: Operand, st: Statement, start: int, extent: Extent, batch: int, machine: Machine) -> object:
     """A key: two accesses with equal keys give each worker the same cells, for each batch up to ``batch``.
 
-    None: agrees with nothing.
+    None matches no key.
     """
     if o.part == "w0":
         return "worker 0"
@@ -44,7 +47,7 @@ def phases(st: Statement, batch: int, machine: Machine) -> tuple[int, int]:
 def barriers(
     statements: Sequence[Statement], offsets: Mapping[Value, int], batch: int, machine: Machine
 ) -> tuple[bool, ...]:
-    """Whether each statement is followed by a barrier: the fewest, each as late as possible."""
+    """Whether a barrier follows each statement: as few as possible, each as late as possible."""
     flags = [False] * len(statements)
     pending = _Touched()  # since the last barrier
     for t, st in enumerate(statements):
@@ -62,7 +65,7 @@ def barriers(
         if any(pending.conflicts(key, writes) for key, writes in own.items()):
             flags[t - 1] = True
             pending = _Touched()
-        if phases(st, batch, machine)[0] > 1:  # all meet inside
+        if phases(st, batch, machine)[0] > 1:  # the row has a barrier inside
             pending = _Touched()
         for key, writes in own.items():
             pending.add(key, writes)
@@ -75,9 +78,9 @@ NOBODY = object()
 
 
 class _Touched:
-    """Cells that have been touched, as disjoint intervals in order.
+    """Touched cells, as sorted disjoint intervals.
 
-    ways : of each how the workers share it in all accesses, and in those that write: NOBODY has, or None agrees with nothing.
+    ways : per interval, how the workers divide it in all accesses, and in writes; None if two accesses disagree.
     """
 
     def __init__(self) -> None:
@@ -90,7 +93,7 @@ class _Touched:
         for i in range(bisect_right(self.stops, start), len(self.starts)):
             if self.starts[i] >= stop:
                 return False
-            before = self.ways[i][not writes]  # a read meets what is written
+            before = self.ways[i][not writes]  # a read conflicts with writes only
             if before is not NOBODY and (how is None or before != how):
                 return True
         return False
@@ -123,5 +126,5 @@ class _Touched:
 
 
 def _both(before: object, how: object) -> object:
-    """How cells are shared that two touch."""
+    """The key of cells that two accesses touch."""
     return how if before is NOBODY or before == how else None

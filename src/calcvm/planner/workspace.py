@@ -1,4 +1,4 @@
-"""Scratch may be less than speed wants: the budget word ``wn`` of rows, lowered to save memory."""
+"""Minimal scratch: lower the budget word ``wn`` of rows to save memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calcvm.planner.lifetimes import Machine, at_most
 
 
 def with_least(lowered: Lowered, machine: Machine, of: Container[int] | None = None) -> Lowered:
-    """The same rows with the least scratch: all of them, or the statements that ``of`` has the numbers of."""
+    """The program with minimal scratch in all statements, or in those whose indices ``of`` contains."""
     smaller: dict[Value, Value | None] = {}
     statements = tuple(
         _least(st, machine, smaller) if st.spec.workspace and (of is None or t in of) else st

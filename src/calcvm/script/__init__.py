@@ -1,8 +1,8 @@
-"""Programs as scripts that need NumPy alone, and gradients as equations."""
+"""Programs as scripts that need only NumPy, and gradients as equations."""
 
 from __future__ import annotations
 
-from calcvm.script import (  # noqa: F401  (each registers the texts of a family's rows)
+from calcvm.script import (  # noqa: F401  (each registers the writers of a family of rows)
     contraction,
     elementwise,
     normalization,

@@ -1,4 +1,4 @@
-"""Numbers of formulas as NumPy expressions: what a formula says of arrays of these names."""
+"""Formulas as NumPy expressions: apply a formula to named arrays and write the result as text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from calcvm.formulas.functions import FUNCTIONS
 from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
 from calcvm.ops.dims import Affine
 
-ATOM, POWER, UNARY, PRODUCT, SUM, COMPARED, LOWEST = 9, 6, 4, 4, 3, 2, 0  # how closely parts of expressions bind
+ATOM, POWER, UNARY, PRODUCT, SUM, COMPARED, LOWEST = 9, 6, 4, 4, 3, 2, 0  # precedence
 
 
 class Code(Text):
-    """A NumPy expression; formulas compute with it, and rows that are no formulas compose it.
+    """A NumPy expression.  Formulas compute with it, and rows that are not formulas are composed of it.
 
-    Conditions are arrays of bool, of which ``& | ^ ~`` bind more closely than comparisons do.
+    Conditions are arrays of bool; ``& | ^ ~`` bind more tightly than comparisons.
 
-    scalar : it is made of numbers alone, and so of one element and no axis, wherever it stands.
+    scalar : the expression consists of numbers only, so it has one element and no axes.
     """
 
     scalar = False
@@ -31,14 +31,14 @@ class Code(Text):
         made.scalar = all(part.scalar for part, _ in parts)  # type: ignore[attr-defined]
         return made
 
-    # ------------------------------------------------------------ of formulas
+    # ------------------------------------------------------------ for formulas
     def const(self, c: Any) -> Any:
         return (
             c if isinstance(c, Text) else number(self.trace, c, FLOAT if self.kind in (CELLS, CONDITION) else self.kind)
         )
 
     def _all(self, wanted: tuple[str, ...], *others: Any) -> list[Any]:
-        return [self, *map(self.const, others)]  # kinds were checked where the formula was declared
+        return [self, *map(self.const, others)]  # kinds were checked when the formula was declared
 
     def select(self, condition: Any, x: Any, y: Any) -> Any:
         x, y = self.const(x), self.const(y)
@@ -54,7 +54,7 @@ class Code(Text):
     def equals(self, other: Any) -> Any:
         return self._of(CONDITION, "{} == {}", COMPARED, (self, SUM), (self.const(other), SUM))
 
-    # products with 1 and -1 and sums with 0 are left out
+    # products with 1 and -1 and sums with 0 are omitted
     def __add__(self, other: Any) -> Any:
         other = self.const(other)
         if ZERO in (self.form, other.form):
@@ -69,7 +69,7 @@ class Code(Text):
         other = self.const(other)
         if ONE in (self.form, other.form):
             return self if other.form == ONE else other
-        # a*b/c may overflow where a*(b/c) does not; of products and sums alone the order is rounding's
+        # a*b/c may overflow if a*(b/c) does not; for products and sums alone the order only affects rounding
         return self._of(FLOAT, "{}*{}", PRODUCT, (self, PRODUCT), (other, PRODUCT + (other.form == "{}/{}")))
 
     def __truediv__(self, other: Any) -> Any:
@@ -91,7 +91,7 @@ class Code(Text):
     def __neg__(self) -> Any:
         return self._of(FLOAT, "-{}", UNARY, (self, UNARY))
 
-    # ------------------------------------------------------------ of arrays
+    # ------------------------------------------------------------ for arrays
     def __matmul__(self, other: Any) -> Any:
         return self._of(FLOAT, "{} @ {}", PRODUCT, (self, PRODUCT), (other, PRODUCT + 1))
 
@@ -102,7 +102,7 @@ class Code(Text):
         return self if power == 1 else self._of(FLOAT, "{}**{}", POWER, (self, ATOM), (self.const(power), ATOM))
 
     def method(self, said: str) -> Any:
-        """Such as ``x.sum(0)``, of the text "sum(0)"."""
+        """A method call: ``x.sum(0)`` for the text "sum(0)"."""
         return self._of(self.kind, f"{{}}.{said}", ATOM, (self, ATOM))
 
     def reshape(self, *sizes: Any) -> Any:
@@ -120,7 +120,7 @@ for _function in FUNCTIONS.values():
 
 
 def written(x: Any) -> str:
-    """The text of an expression alone, whatever it shares with others."""
+    """The text of one expression, without shared names."""
     parts = ((written(part), part.rank, least) for part, least in x.parts)
     return x.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
 
@@ -130,7 +130,7 @@ def trace() -> Trace:
 
 
 def number(of: Trace, c: Any, kind: str = FLOAT) -> Any:
-    """A number, or a size of the batch, of an expression."""
+    """A number, or a size that depends on the batch, as an expression."""
     if isinstance(c, Affine):
         made = of.of(show(c), SUM if not c.constant and c.b else PRODUCT if not c.constant and c.a != 1 else ATOM)
     elif isinstance(c, float) and not math.isfinite(c):
@@ -143,7 +143,7 @@ def number(of: Trace, c: Any, kind: str = FLOAT) -> Any:
 
 
 def call(name: str, *args: Any, kind: str = FLOAT, **named: Any) -> Any:
-    """``name(args..., key=value)``: at least one argument is an expression, others are as Python writes them."""
+    """``name(args..., key=value)``.  At least one argument is an expression; others are written as Python constants."""
     of = next(a for a in (*args, *named.values()) if isinstance(a, Text)).trace
     said = [*("{}" if isinstance(a, Text) else show(a) for a in args)]
     said += [f"{key}={'{}' if isinstance(a, Text) else show(a)}" for key, a in named.items()]
@@ -152,7 +152,7 @@ def call(name: str, *args: Any, kind: str = FLOAT, **named: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A constant, a size, or a tuple of them, as Python writes it."""
+    """A constant, a size, or a tuple of them, as Python source."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, Affine):
@@ -174,16 +174,16 @@ def show_axes(axes: tuple[int, ...]) -> str:
 
 
 def formula(fn: Callable[..., Any], *values: Any) -> Any:
-    """What a formula makes of expressions."""
+    """Apply a formula to expressions."""
     return traced(fn, *values)
 
 
 def module_text(module: ModuleType) -> str:
-    """A module's text (CalcError: bytecode is all there is)."""
+    """A module's source (CalcError: there is only bytecode)."""
     try:
         return inspect.getsource(module)
     except OSError:
         raise CalcError(
-            f"to_python: the text of {module.__name__} is not in this application, and scripts are made of it: add calcvm's "
+            f"to_python: this application lacks the source of {module.__name__}, from which scripts are made: add calcvm's "
             "sources to it, or write the script elsewhere (PyInstaller's hook in calcvm adds them)"
         ) from None

@@ -11,7 +11,7 @@ from calcvm.script.row import Row, writes
 
 
 class Windows:
-    """What a convolution's words say, without leading axes of which nothing is seen."""
+    """The words of a convolution, without leading axes that have no effect."""
 
     def __init__(self, r: Row):
         w = r.w
@@ -45,7 +45,7 @@ class Windows:
 
 
 def _completed(r: Row, y: Any, shape: Shape) -> Any:
-    """Bias, what is known of a normalization, what is added, and the activation."""
+    """Apply bias, the known parts of a normalization, an added array, and the activation."""
     channels = shape[-1]
     y = y + r.x("b", channels) if "b" in r else y
     if "factor" in r:
@@ -61,7 +61,7 @@ def _derived(r: Row, dx: Any, shape: Shape) -> Any:
 
 
 def _through(r: Row, name: str, forward: bool) -> tuple[Any, Shape]:
-    """An operand through the windows, from the image to the result or the way back; what is made, and its shape."""
+    """Apply the windows to an operand, forward from image to result or backward; the result, and its shape."""
     o = Windows(r)
     run, source, made = (o.forward, o.image, o.result) if forward else (o.back, o.result, o.image)
     return run(r, r.x(name, *source), r.x("wt", *o.weights)), made

@@ -1,4 +1,4 @@
-"""The text of a row in NumPy, from its equation: each index is an axis, or as many as an operand has for it."""
+"""The NumPy text of a row, from its equation.  Each index becomes an axis, or as many axes as an operand has for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from calcvm.script.code import ATOM, LOWEST, call, number, show, show_axes, trac
 from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
 
-WHOLE = ""  # the one axis of whole arrays
+WHOLE = ""  # the single axis of whole arrays
 METHODS = {f.equation: f.name for f in FUNCTIONS.values()}
 APPLIED: dict[str, Callable[..., Any]] = {
     "logaddexp": partial(call, "np.logaddexp"),
@@ -53,10 +53,10 @@ APPLIED: dict[str, Callable[..., Any]] = {
 
 @record
 class Value:
-    """What has axes of these indexes: an expression, or what is applied to values element by element.
+    """A value with one axis per index: an expression, or a function applied elementwise to other values.
 
-    name : of the operand that it is.  spread : of what was reduced, the expression with axes of one element in the places of
-    those that are gone, and all axes.
+    name : the operand that the value is.
+    spread : for a reduction, the expression with reduced axes kept at size 1, and all axes.
     """
 
     axes: tuple[str, ...]
@@ -68,34 +68,34 @@ class Value:
 
 
 def writer_of(name: str) -> Writer:
-    """What writes the text of a row of a name: what its family has for it, else what its equation says."""
+    """The writer for a row of a given name: a special one of its family, else `write`, which uses its equation."""
     stem = stem_of(name)
     return WRITERS.get(stem) or next((w for find in FALLBACKS if (w := find(stem)) is not None), write)
 
 
 def write(r: Row, wide: bool = False) -> None:
-    """What a row's equation says.
+    """Write a row from its equation.
 
-    wide : what is kept of sums and means, and variances, are summed in float64.
+    wide : sum in float64 for stored sums and means, and for variances.
 
     Raises
     ------
-    UnsupportedOperator : the row is a user's, whose synopsis need not be what its kernel does.
+    UnsupportedOperator : the row is a user's, whose kernel may differ from its synopsis.
     """
     Axes(r, wide).write()
 
 
 class Axes:
-    """The axes of a row's operands and of the indexes of its equation, and what the equation says in them.
+    """The axes of a row's operands and of its equation's indexes, and the writing of the equation.
 
-    dims : of each index, the axes that operands have for it.
+    dims : by index, the axes that operands have for it.
     """
 
     def __init__(self, r: Row, wide: bool = False):
         equation = None if is_own(r.spec) else equation_of(r.spec)
         if equation is None:
             raise UnsupportedOperator(
-                f"row {r.spec.name!r} has no text in NumPy: an operator of your own has one where it is a formula "
+                f"row {r.spec.name!r} has no text in NumPy: a custom operator has one if it is a formula "
                 "(calcvm.operators.elementwise, pair_loss)"
             )
         self.r, self.wide, self.operand_axes = r, wide, equation.axes
@@ -106,23 +106,23 @@ class Axes:
         self.orders = r.spec.lies(words) if r.spec.lies else {}
         left_out = [o.name for o in r.spec.operands if o.name not in r]
         self.equations = specialized(equation, words, left_out, axes=len(extents)).equations
-        self.made: dict[str, Value] = {}  # what is no operand
+        self.made: dict[str, Value] = {}  # values other than operands
         lying = sorted(dict.fromkeys(self._lying()), key=lambda at: -len(at[1]))
         self.rank = [*dict.fromkeys(name for _, at in lying for name in at), *self.extents, WHOLE]
         self._line_up(lying)
 
     # ------------------------------------------------------------ axes
     def stored(self, name: str, axes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Axes of an operand as it lies."""
+        """Axes of an operand in stored order."""
         order = self.orders.get(name)
         return axes if order is None else tuple(axes[k] for k in order)
 
     def lengths(self, name: str) -> list[Affine]:
-        """Elements along the axes of an operand."""
+        """Sizes of an operand's axes."""
         return [affine(size(n, self.known)) for n in self.operand_axes[name]]
 
     def _lying(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Operands with the indexes of their axes, where all of them are."""
+        """Operands with the indexes of their axes, if every axis has one."""
         for e in self.equations:
             if e.kept is not None and e.name in self.r:
                 yield e.name, self.stored(e.name, tuple(i.name for i in e.kept))
@@ -134,7 +134,7 @@ class Axes:
                         yield node.array, self.stored(node.array, at)
 
     def _line_up(self, lying: list[tuple[str, tuple[str, ...]]]) -> None:
-        """The axes of each index: those that operands have for it; of one of one element none, where one of them has none."""
+        """Find the axes of each index.  An index of size 1 has none if an operand has none for it."""
         nodes = [node for e in self.equations for node in walk(e.value)]
         product = any(isinstance(node, Reduction) and self._is_product(node) for node in nodes)
         kept = {i.name for e in self.equations for i in e.kept or ()}
@@ -159,11 +159,11 @@ class Axes:
             parted |= {*at}
 
     def shape(self, axes: tuple[str, ...], there: tuple[str, ...] | None = None) -> Shape:
-        """The shape of axes, of one element where they are not ``there``."""
+        """The shape of axes, with size 1 for those that are not ``there``."""
         return tuple(n if there is None or v in there else ONE for v in axes for n in self.dims[v])
 
     def turned(self, v: Value, order: tuple[str, ...]) -> Any:
-        """A value's expression with its axes in an order."""
+        """A value's expression with its axes in a given order."""
         code = self.at(v, v.axes)
         places = [(a, k) for a in v.axes for k in range(len(self.dims[a]))]
         to = [places.index((a, k)) for a in order for k in range(len(self.dims[a]))]
@@ -175,7 +175,7 @@ class Axes:
         return code.method(f"swapaxes({show(moved)[1:-1]})" if len(moved) == 2 else f"transpose({show(to)[1:-1]})")
 
     def at(self, v: Value, axes: tuple[str, ...]) -> Any:
-        """A value's expression in a shape that broadcasts to axes."""
+        """A value's expression in a shape that broadcasts to the given axes."""
         if v.apply:
             return v.apply(*(self.at(part, axes) for part in v.parts))
         own = tuple(a for a in axes if a in v.axes)
@@ -185,7 +185,7 @@ class Axes:
         if v.spread and v.spread[1] == wanted:
             return v.spread[0]
         if v.name and v.axes == own:
-            lies = self.r.shape(v.name)  # with axes of one element before, as it may be
+            lies = self.r.shape(v.name)  # possibly with leading axes of size 1
             whole = any(lies == self.shape(axes[k:], own) for k in range(len(axes) - len(wanted)))
             return self.r.x(v.name) if whole else self.r.shaped(v.name, self.shape(wanted, own))
         if v.axes != own:
@@ -193,7 +193,7 @@ class Axes:
         return v.code if own == wanted else v.code.reshape(*self.shape(wanted, own))
 
     def joined(self, apply: Callable[..., Any], *parts: Value) -> Value:
-        """What is applied to values element by element."""
+        """A function applied elementwise to values."""
         return Value(tuple(sorted({a for v in parts for a in v.axes}, key=self.rank.index)), parts=parts, apply=apply)
 
     # ------------------------------------------------------------ equations
@@ -219,7 +219,7 @@ class Axes:
 
     # ------------------------------------------------------------ scans
     def scanned(self, e: Equation, axes: tuple[str, ...]) -> Value:
-        """A result of which each element is made of the one before, or behind, along an index."""
+        """A result whose elements depend on the one before, or behind, along an index."""
         own = own_elements(e)
         moved = {(i.name, p) for n in own for i, p in zip(e.kept or (), n.places) if p != Name(i.name)}
         steps = [(v, self.number(rest[1])) for v, p in moved if (rest := linear(p, v))]
@@ -255,7 +255,7 @@ class Axes:
 
     # ------------------------------------------------------------ nodes
     def value(self, node: Node, over: tuple[str, ...]) -> Value:
-        """The value of a node for indexes, those of the result before those that are reduced."""
+        """The value of a node for indexes: the result's, then the reduced ones."""
         if (known := self.number(node)) is not None:
             return self.constant(known)
         if isinstance(node, Name):
@@ -271,7 +271,7 @@ class Axes:
         return Value((), self.r.number(n))
 
     def number(self, node: Node) -> Any:
-        """A number that words say, or None."""
+        """The number that a node has for these words, or None."""
         if isinstance(node, Number):
             return node.value
         try:
@@ -301,10 +301,10 @@ class Axes:
         places = (placed(substituted(place, units)) for place in node.places)
         axes: list[str] = []
         index: list[str] = []
-        beyond: list[tuple[int, Affine, Affine]] = []  # axes of which more is read than there is: from where to where
+        beyond: list[tuple[int, Affine, Affine]] = []  # axes read beyond their ends: axis, start, stop
         shape: Shape = ()
         for place, n in self.stored(name, tuple(zip(places, self.lengths(name)))):
-            if len(own := names(place) & {*self.extents}) > 1:  # of those of one place
+            if len(own := names(place) & {*self.extents}) > 1:  # drop indexes with one place
                 place = placed(substituted(place, {v: ZERO for v in own if self.extents[v] == ONE}))
             if not names(place) & {*self.extents}:
                 if n != ONE:
@@ -328,7 +328,7 @@ class Axes:
         return Value(tuple(axes), code)
 
     def along(self, place: Node) -> tuple[str, Affine, Affine]:
-        """The index that runs along an axis, and the part of the axis that it sees."""
+        """The index that runs along an axis, and the range of the axis that it covers."""
         (v,) = names(place) & {*self.extents}
         _, rest = linear(place, v) or (None, ZERO)
         start = affine(self.number(rest))
@@ -338,7 +338,7 @@ class Axes:
     def reduced(self, node: Reduction, over: tuple[str, ...]) -> Value:
         free = names(node.body)
         to: dict[str, str] = {}
-        for i in node.indexes:  # in the place of an index of the result, where the body reads none such
+        for i in node.indexes:  # reuse an index of the result that the body does not read
             like = (v for v in over if v not in {*free, *to.values()} and self.dims[v] == self.dims[i.name] != ())
             to[i.name] = next(like, i.name)
         gone = tuple(v for v in to.values() if self.dims[v])
@@ -375,7 +375,7 @@ class Axes:
         return Value(kept, code.method(f"{how}({said})"), spread=(code.method(f"{how}({said}{more})"), axes))
 
     def _is_product(self, node: Reduction) -> bool:
-        """Whether a sum may be one of products of matrices: two factors, each with an index of the result of its own."""
+        """Whether a sum may be a matrix product: two factors, each with an index of the result that the other lacks."""
         parts = _factors(node.body)
         if node.how != "sum" or len(parts) != 2:
             return False
@@ -384,7 +384,7 @@ class Axes:
         return bool(a & b & gone) and bool(a - b - gone) and bool(b - a - gone)
 
     def contracted(self, body: Node, gone: tuple[str, ...], over: tuple[str, ...]) -> Value | None:
-        """A sum of products as one of matrices."""
+        """A sum of products as a matrix product."""
         parts = _factors(body)
         if len(parts) != 2:
             return None
@@ -421,7 +421,7 @@ class Axes:
         return self.joined(self.applied(node), *(self.value(a, over) for a in arguments))
 
     def holds(self, condition: Node) -> bool:
-        """Whether a size of the batch is always more than a number."""
+        """Whether a condition always holds, such as a size of the batch above a number."""
         match condition:
             case Call(">", (a, b)):
                 n, least = self.number(a), self.number(b)
@@ -429,7 +429,7 @@ class Axes:
         return bool(self.number(condition))
 
     def applied(self, node: Call) -> Callable[..., Any]:
-        """What a function is applied by."""
+        """The Python function for a call."""
         name = node.function
         if name == "^" and (power := self.number(node.arguments[1])) is not None:
             return lambda x, _: x**power
@@ -447,13 +447,13 @@ def _factors(node: Node) -> list[Node]:
 
 
 def _counted(node: Node) -> Node:
-    """``where(condition, 1, 0)`` as the condition, which counts as 1 where it holds."""
+    """``where(condition, 1, 0)`` as the condition itself, which counts as 1 if true."""
     chosen = isinstance(node, Call) and node.function == "where" and node.arguments[1:] == (ONE_NODE, ZERO)
     return node.arguments[0] if chosen else node  # type: ignore[union-attr]
 
 
 def _increment(e: Equation) -> tuple[Node, bool]:
-    """The value of an equation, or what it adds to what was there."""
+    """The value of an equation, or its increment if it adds to the old value; and whether it does."""
     if isinstance(e.value, Call) and e.value.function == "+":
         own, more = e.value.arguments
         places = tuple(Name(i.name) for i in e.kept or ())
@@ -463,9 +463,9 @@ def _increment(e: Equation) -> tuple[Node, bool]:
 
 
 def _split(shape: Shape, groups: list[tuple[Affine, bool]]) -> list[Shape]:
-    """The axes of a shape by groups of these extents; none, where they are no groups.
+    """Divide the axes of a shape into groups with these sizes; empty if that is impossible.
 
-    An axis of one element is that of a group of one, or stays with one that is kept.
+    An axis of size 1 belongs to a group of size 1, or stays with a group that is kept.
     """
     out: list[Shape] = [()] * len(groups)
     k, left = -1, ONE

@@ -1,4 +1,4 @@
-"""A model as a script that needs NumPy alone, and its weights beside it."""
+"""Write a model as a script that needs only NumPy, with its weights beside it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from calcvm.script.sections import Line, Listing, shape_of
 if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded
 
-CALLED = {"optimize": "update"}  # sections by other names
+CALLED = {"optimize": "update"}  # sections with other names in scripts
 INDENT, WIDTH = "    ", 110
-BY_ONE = Affine(1, 0)  # a place for each sample
+BY_ONE = Affine(1, 0)  # one place per sample
 
 SAMPLES_OF = '''
 
 def samples_of(data, axis):
-    """How many samples data have, which lie along an axis."""
+    """The number of samples in data, along an axis."""
     shape = np.shape(data)
     if len(shape) <= axis:
         raise ValueError(f"data of shape {shape}: samples along axis {axis} are wanted")
@@ -46,7 +46,7 @@ def samples_of(data, axis):
 
 @dataclass(frozen=True)
 class Parts:
-    """What of a program a script is for: data, results, single numbers that judge, by name."""
+    """The variables of a program that a script exposes, by name; figures are scalars that evaluate the model."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
@@ -55,7 +55,7 @@ class Parts:
 
 
 def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[str]) -> None:
-    """Write the script to ``path``, which ends with .py, and what persists to the same name with .npy.
+    """Write the script to ``path``, which ends with .py, and the persistent values to the same name with .npy.
 
     Raises
     ------
@@ -64,15 +64,15 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
     """
     target = place(path)
     if target.suffix != ".py":
-        raise CalcError(f"to_python: {str(path)!r} is no name of a script, which ends with .py: its weights take .npy")
+        raise CalcError(f"to_python: {str(path)!r} must end with .py: the weights are written beside it, with .npy")
     beside = target.with_suffix(".npy")
     text = script(loaded, parts, target.name).encode()
     cells = image.view(loaded.program.dtype) if _whole(loaded) else image
 
     def weights(file: BinaryIO) -> None:
-        """And the script, so that what fails while there is much to write leaves both as they were."""
+        """Write the weights, then the script.  Most errors come from the larger file, and then both files are unchanged."""
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(cells))
-        file.write(cells.view(np.uint8).data)  # as write_array, which says of a full disk only how much was written
+        file.write(cells.view(np.uint8).data)  # unlike write_array, this raises OSError with errno if the disk is full
         replace(target, lambda script: script.write(text))
 
     for file in (target, beside):
@@ -84,12 +84,12 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
 
 
 def _whole(loaded: Loaded) -> bool:
-    """Whether what persists is whole numbers of the program's type."""
+    """Whether the persistent bytes divide into elements of the program's type."""
     return all(end % loaded.program.itemsize == 0 for end in loaded.opened)
 
 
 def script(loaded: Loaded, parts: Parts, name: str) -> str:
-    """The text of the script of a name (UnsupportedOperator: a row has none)."""
+    """The text of a script of this name (UnsupportedOperator: a row has none)."""
     if loaded.program.page_bytes:
         raise UnsupportedOperator(
             "to_python: the program keeps values in a file, which scripts do not: compile it without page_bytes="
@@ -100,7 +100,7 @@ def script(loaded: Loaded, parts: Parts, name: str) -> str:
 class _Script:
     def __init__(self, loaded: Loaded, parts: Parts, name: str):
         self.loaded, self.program, self.parts, self.file = loaded, loaded.program, parts, name
-        self.called: Names[tuple[str, ...]] = Names()  # functions by path and section, their parameters by placeholder
+        self.called: Names[tuple[str, ...]] = Names()  # functions by path and section, parameters by placeholder
         for path in self.program.paths:
             for phase in (*PHASES, "step"):
                 self.called.of((path, phase), f"{path}_{CALLED.get(phase, phase)}")
@@ -111,7 +111,7 @@ class _Script:
         self.places = {name: self._name(name) for name in self._read_by_hand()}
 
     def _read_by_hand(self) -> list[str]:
-        """Variables that the script's own functions look at: data, results."""
+        """Variables that the script's public functions use: data and results."""
         names = [name for name, facts in self.loaded.variables.items() if facts["kind"] == "placeholder"]
         losses = [facts["loss"] for facts in self.loaded.paths.values() if facts.get("loss")]
         return [*dict.fromkeys([*names, *self.parts.outputs, *self.parts.figures, *losses])]
@@ -128,13 +128,13 @@ class _Script:
         used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
         constants = [line for line in module_text(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
-        hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
+        hyper = ["# Indexes into an optimizer's array of numbers.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
-            hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
+            hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # for the hash that draws random numbers")
         blocks = [
             self._head(),
             "\n".join(hyper),
-            *([_rule("functions that NumPy has not") + used[0], *used[1:]] if used else []),
+            *([_rule("functions that NumPy lacks") + used[0], *used[1:]] if used else []),
             _rule("memory") + views,
             _rule("the network's rows") + sections[0],
             *sections[1:],
@@ -146,12 +146,12 @@ class _Script:
 
     def _head(self) -> str:
         inputs, targets = told(self.parts.inputs), told(self.parts.targets)
-        return f'''"""A network as a program over one array of {self.program.heap_bytes:,} bytes: NumPy alone runs it.
+        return f'''"""A network as a program over one array of {self.program.heap_bytes:,} bytes.  It needs only NumPy.
 
     python {told([self.file])} --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
 
-`step` trains on a batch, `predict` gives outputs, `evaluate` figures.  Every value is a view of ``heap``, at the place that a
-plan has given it: values that do not live at one time have the same cells.  Weights come from the .npy beside this file.
+`step` trains on a batch, `predict` returns outputs, `evaluate` returns figures.  Every value is a view of ``heap`` at its
+planned offset; values that do not live at the same time share memory.  Weights come from the .npy beside this file.
 """
 
 import argparse
@@ -182,7 +182,7 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
         globals_ = " \\\n".join(globals_.split("\n"))
         body = "\n".join(INDENT + line for _, line in sized)
         of_batch = f'''def of_batch(n):
-    """Views for a batch of n samples, from 1 to BATCH: offsets are those of the largest."""
+    """Set up views for a batch of n samples, from 1 to BATCH; offsets are those of the largest batch."""
 {globals_}
     if not 1 <= n <= BATCH:
         raise ValueError(f"a batch of {{n}}: the memory is planned for 1 to {{BATCH}} samples")
@@ -194,7 +194,7 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
 
 
 def view(offset, shape, dtype=np.{program.dtype}):
-    """Of the heap as an array of a type: the elements from ``offset`` on."""
+    """The heap's elements from ``offset`` on, as an array of a shape and type."""
     return heap.view(dtype)[offset : offset + math.prod(shape)].reshape(shape)
 
 
@@ -207,10 +207,10 @@ of_batch(BATCH)
 
 
 def feed(place, data):
-    """Set what a placeholder holds, which has the shape of its data."""
+    """Set a placeholder to data of its shape."""
     data = np.asarray(data)
     if data.shape != place.shape or data.dtype == object:
-        raise ValueError(f"data of shape {{data.shape}} and type {{data.dtype}}: shape {{place.shape}} is wanted")
+        raise ValueError(f"data of shape {{data.shape}} and type {{data.dtype}}: expected shape {{place.shape}}")
     place[...] = data
 '''
 
@@ -237,7 +237,7 @@ def feed(place, data):
         return "\n".join(out) + "\n"
 
     def _calls(self, path: str, phases: tuple[str, ...]) -> list[str]:
-        """Calls of sections: of what makes the results that these read, and theirs."""
+        """Calls of sections, after calls of the sections whose results they read."""
         wanted = [(other, phase) for other, of in self.loaded.before(path, phases) for phase in of]
         wanted += [(path, phase) for phase in phases]
         return [f"{self._function(*section)}()" for section in wanted if self._lines(*section)]
@@ -247,7 +247,7 @@ def feed(place, data):
         return [f"{indent}feed({self.places[name]}, {self._argument(name)})" for name in names]
 
     def _argument(self, name: str) -> str:
-        """The name of a function's parameter for a placeholder."""
+        """The name of the function parameter for a placeholder."""
         return self.called[(name,)]
 
     def _axis(self, name: str) -> int | None:
@@ -255,9 +255,11 @@ def feed(place, data):
         return next((i for i, n in enumerate(self.loaded.forms[name]) if n.a), None)
 
     def _samples(self, names: Iterable[str], of: Callable[[str], str] | None = None) -> str:
-        """How many samples data for placeholders have, rather of those that have them first; where none has any, the planned batch.
+        """An expression for the number of samples in the data of placeholders, preferably of one with samples first.
 
-        of : the text of a placeholder's data (default: of a function's parameter).
+        Without one that has samples, it is the planned batch.
+
+        of : the text of a placeholder's data (default: the function's parameter).
         """
         axes = {name: axis for name in names if (axis := self._axis(name)) is not None}
         if not axes:
@@ -271,21 +273,21 @@ def feed(place, data):
         return count if n.a == 1 else f"{count} // {n.a}"
 
     def _part(self, name: str, of: str, part: str) -> str:
-        """Of data for a placeholder those of some samples; all, where they are of none."""
+        """A part of the samples of a placeholder's data; all data if they have no samples."""
         axis = self._axis(name)
         if axis is None or self.loaded.forms[name][axis] != BY_ONE:
             return of
         return f"np.asarray({of})[{axis * ':, '}{part}]" if axis else f"{of}[{part}]"
 
     def _sliced(self, names: tuple[str, ...]) -> list[str]:
-        """Feeds of a part of the samples."""
+        """Calls of `feed` with a part of the samples."""
         return [
             f"        feed({self.places[name]}, {self._part(name, self._argument(name), 'start : start + BATCH')})"
             for name in names
         ]
 
     def _joined(self, name: str, of: str) -> str:
-        """A result of all samples, from those of the batches."""
+        """A result for all samples, joined from those of the batches."""
         axis = self._axis(name)
         if axis is None:
             return f"{of}[-1]"
@@ -307,7 +309,7 @@ def feed(place, data):
             share = self._share(facts["loss"], n)
             body = [
                 f"def {name}({arguments}):",
-                f'    """A training step of path {told([path])} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
+                f'    """Train path {told([path])} on any number of samples; return the loss.  Gradients of batches add up."""',
                 "    total_loss = 0.0",
                 *self._apart([facts["loss"]], n),
                 f"    for start in range(0, {n}, BATCH):",
@@ -322,7 +324,7 @@ def feed(place, data):
         else:
             body = [
                 f"def {name}({arguments}):",
-                f'    """A training step of path {told([path])} on at most BATCH samples: its loss."""',
+                f'    """Train path {told([path])} on at most BATCH samples; return the loss."""',
                 f"    of_batch({n})",
                 *self._fed(feeds, INDENT),
                 *(f"    {call}" for call in rounds),
@@ -332,15 +334,15 @@ def feed(place, data):
         return "\n".join(body) + "\n"
 
     def _share(self, name: str, n: str) -> str:
-        """What a batch's number counts in that of all samples: a mean by its samples, a sum whole."""
+        """The weight of a batch's result in that of all samples: its share for a mean, 1 for a sum."""
         return "1.0" if self.loaded.variables[name].get("over") == "sum" else f"B / {n}"
 
     def _apart(self, names: Iterable[str], n: str) -> list[str]:
-        """Of numbers that are no means or sums over samples, that batches cannot be put together."""
+        """A check that refuses several batches for results that are neither means nor sums over samples."""
         others = [name for name in names if self.loaded.variables[name].get("over") == "other"]
         if not others:
             return []
-        return _refusal(n, f"{', '.join(others)}, no mean and no sum over samples")
+        return _refusal(n, f"{', '.join(others)}, neither a mean nor a sum over samples")
 
     def _own(self, path: str, phase: str) -> list[str]:
         return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
@@ -360,12 +362,8 @@ def feed(place, data):
             )
         body = [
             f"def predict({', '.join(map(self._argument, feeds))}):",
-            f'    """{told(outputs)} of {self._count(outputs)}."""',
-            *(
-                []
-                if self._by_sample(outputs)
-                else _refusal(n, f"{', '.join(outputs)}, which has no place for each sample")
-            ),
+            f'    """{told(outputs)} for {self._count(outputs)}."""',
+            *([] if self._by_sample(outputs) else _refusal(n, f"{', '.join(outputs)}, which has no axis of samples")),
             "    parts = []",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
@@ -380,12 +378,12 @@ def feed(place, data):
         return "any number of samples" if self._by_sample(outputs) else "at most BATCH samples"
 
     def _by_sample(self, names: Iterable[str]) -> bool:
-        """Whether values have a place for each sample."""
+        """Whether values have one place per sample."""
         axes = {name: self._axis(name) for name in names}
         return all(axis is not None and self.loaded.forms[name][axis] == BY_ONE for name, axis in axes.items())
 
     def _result(self, name: str) -> str:
-        """A copy of a result, as users see it."""
+        """A copy of a result, in the shape that users see."""
         symbol = self.loaded.symbol(name)
         shape: Shape = self.loaded.forms[name]
         text = self.places[name]
@@ -400,7 +398,7 @@ def feed(place, data):
         return self.loaded.variables[name].get("totals") or {}
 
     def _view(self, name: str) -> str:
-        """The view of a total, which nobody has named."""
+        """The view of a total, which has no public name."""
         return self.listing.names[self.loaded.variables[name]["symbol"]]
 
     def _row(self, path: str, pc: int) -> Line:
@@ -419,7 +417,7 @@ def feed(place, data):
         totals = {t: kind for name in figures for t, kind in self._totals(name).items()}
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
-            '    """Figures of any number of samples: means over batches by their samples, sums added up."""',
+            '    """Figures for any number of samples: weighted means over batches, or sums."""',
             *self._apart([name for name in figures if not self._totals(name)], n),
             f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
             *(["    totals = {}"] if totals else []),
@@ -439,7 +437,7 @@ def feed(place, data):
             ),
             *(f"    {self._view(t)}[...] = totals[{t!r}]" for t in totals),
         ]
-        for name, called in figures.items():  # functions of totals, of those of all samples
+        for name, called in figures.items():  # functions of the totals of all samples
             if totals := self._totals(name):
                 for pc in self.loaded.making("predict", name, totals):
                     body += [line for text in self._row("predict", pc).texts for line in _wrapped(text)]
@@ -463,10 +461,10 @@ def feed(place, data):
     options.add_argument("--data", help="an .npz file; without one, random numbers show that it runs")
     options.add_argument("--epochs", type=int, default=1)
     options.add_argument("--seed", type=int, default=0, help="of the order of the samples")
-    options.add_argument("--save", help="an .npy file for the weights in the end; it can take the place of this script's")
+    options.add_argument("--save", help="an .npy file for the final weights; it can replace this script's")
     options = options.parse_args()
     if options.epochs < 0:
-        raise SystemExit(f"--epochs {{options.epochs}}: a number from 0 on is wanted")
+        raise SystemExit(f"--epochs {{options.epochs}}: must be >= 0")
     rng = np.random.default_rng(options.seed)
     data = dict(np.load(options.data)) if options.data else {{
 {chr(10).join(random)}
@@ -490,12 +488,12 @@ if __name__ == "__main__":
 '''
 
     def _told(self) -> str:
-        """What an epoch's mean of the steps' losses is."""
+        """The label for an epoch's mean of the steps' losses."""
         over = self.loaded.variables[self.loaded.training("learn")["loss"]].get("over", "")
         return "mean of the steps' losses" if over else "loss"
 
     def _state(self) -> str:
-        """What persists, of the heap."""
+        """The expression for the persistent part of the heap."""
         start, stop = self.loaded.opened
         size = self.program.itemsize
         return (
@@ -518,15 +516,15 @@ if __name__ == "__main__":
 
 
 def _refusal(n: str, why: str) -> list[str]:
-    """What refuses more samples than a batch has."""
+    """A check that raises if there are more samples than a batch has."""
     return [
         f"    if {n} > BATCH:",
-        f'        raise ValueError(f"{{{n}}} samples, where BATCH is {{BATCH}}: give at most a batch of " + {why!r})',
+        f'        raise ValueError(f"{{{n}}} samples, and BATCH is {{BATCH}}: give at most a batch of " + {why!r})',
     ]
 
 
 def _wrapped(text: str) -> list[str]:
-    """A statement of a function's body; one that is a call, over several lines where it is long."""
+    """A statement in a function's body.  A long call is wrapped."""
     if not re.fullmatch(r"\w+\([^()]*\)", text):
         return [INDENT + text]
     return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT, break_long_words=False)
@@ -541,7 +539,7 @@ def _has(text: str, name: str) -> bool:
 
 
 def told(names: Iterable[str]) -> str:
-    """Names as they stand in a text of the script's: a name may hold anything."""
+    """Names for a text in the script, escaped, because a name may hold any character."""
     return json.dumps(plain(", ".join(names)), ensure_ascii=False)[1:-1].replace("%", "%%")
 
 
@@ -549,8 +547,8 @@ def _about(path: str, phase: str) -> str:
     path = told([path])
     return {
         "forward": f"The results of path {path}.",
-        "loss": f"What path {path} is judged by.",
+        "loss": f"The loss and metrics of path {path}.",
         "backward": f"The gradients of path {path}.",
         "optimize": f"A step of path {path}'s optimizer.",
-        "end_round": f"What begins path {path}'s next gradients.",
+        "end_round": f"Prepare path {path}'s next gradients.",
     }[phase]

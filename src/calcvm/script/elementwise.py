@@ -1,4 +1,4 @@
-"""Texts of rows that are formulas, of casts, and of rows that lowering inserts."""
+"""Texts of formulas, of casts, and of rows that lowering inserts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
 
 def applied(r: Row, f: Formula, *values: Any) -> Any:
-    """What a formula makes of expressions for what it reads, its parameters being words of the row."""
+    """Apply a formula to expressions for its inputs; its parameters are words of the row."""
     chosen = next((r.integer(name) for name, p in f.words.items() if isinstance(p, Choice)), 0)
     return formula(f.variant(chosen), *values, *(r.number(getattr(r.w, name)) for name in f.reals))
 
@@ -35,7 +35,7 @@ FALLBACKS.append(_formula_row)
 
 
 def _common(r: Row, f: Formula, strided: tuple[str, ...]) -> tuple[Shape, list[Any]]:
-    """The shape of the result, and what is read in shapes that broadcast to it."""
+    """The shape of the result, and inputs in shapes that broadcast to it."""
     y = r.shape(f.writes)
     if not strided:
         return y, r.together(f.reads, [y for _ in f.reads], y)
@@ -58,7 +58,7 @@ def _fits(shape: Shape, y: Shape) -> bool:
 
 
 def _spread(shape: Shape, y: Shape) -> list[Affine]:
-    """Strides of an operand along the axes of the result, 0 where it is broadcast."""
+    """Strides of an operand along the axes of the result; 0 if it is broadcast there."""
     padded, strides, step = (ONE,) * (len(y) - len(shape)) + shape, [], ONE
     for n, out in zip(padded[::-1], y[::-1]):
         strides.append(step if n == out else affine(0))
@@ -71,7 +71,7 @@ def _pairs(r: Row, v: str) -> list[tuple[Affine, Affine]]:
 
 
 def canonical(pairs: Any) -> list[tuple[Affine, Affine]]:
-    """Sizes and strides, axes of 1 left out and neighbours that are one joined: equal where the same elements are seen."""
+    """Sizes and strides without axes of 1 and with adjacent axes merged.  Equal results address the same elements."""
     out: list[tuple[Affine, Affine]] = []
     for size, stride in pairs:
         if size == ONE:
@@ -89,7 +89,7 @@ def _times(stride: Affine, size: Affine) -> Affine:
 
 # ---------------------------------------------------------------- epilogues of other rows
 def activated(r: Row, y: Any) -> Any:
-    """y after the activation that a row does at its end, if there is one."""
+    """y after the activation that a row applies at its end, if any."""
     name = ACTIVATIONS[r.integer("act")]
     if name == "none":
         return y
@@ -98,7 +98,7 @@ def activated(r: Row, y: Any) -> Any:
 
 
 def derived(r: Row, dx: Any, ya: Any) -> Any:
-    """dx times the derivative of that activation, whose result is ya."""
+    """dx times the derivative of that activation at its result ya."""
     name = ACTIVATIONS[r.integer("act")]
     if name == "none":
         return dx
@@ -109,7 +109,7 @@ def derived(r: Row, dx: Any, ya: Any) -> Any:
     return formula(f.variant(), *(named[v] for v in f.reads), *(r.number(r.w.alpha) for _ in f.reals))
 
 
-# ---------------------------------------------------------------- rows that are no formula
+# ---------------------------------------------------------------- rows that are not formulas
 @writes("pow_bwd")
 def _pow_back(r: Row) -> None:
     p = r.w.exponent

@@ -1,4 +1,4 @@
-"""Gradients as equations, from the statements that lowering derives: the rows' own texts, put into each other."""
+"""Gradients as equations: the texts of the statements that lowering derives, substituted into each other."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from calcvm.script.names import HELPERS, Names
 from calcvm.script.row import Made, Row, Seen
 from calcvm.vm.run.feeds import numbers, numeric
 
-DTYPE = "float64"  # in which they are evaluated
-INLINE = {"accumulate", "zero", "fill", "cast_fwd", "pow_fwd", "pow_bwd"}  # beside formulas: an element of one of each
+DTYPE = "float64"  # for evaluation
+INLINE = {"accumulate", "zero", "fill", "cast_fwd", "pow_fwd", "pow_bwd"}  # elementwise rows that are not formulas
 
 
 @dataclass(frozen=True)
 class Equations:
-    """The gradient of a path's loss by a parameter as equations, in NumPy's notation: ``print(it)``.
+    """The gradient of a path's loss with respect to a parameter, in NumPy's notation: ``print(it)``.
 
     Attributes
     ----------
     parameter : str
-        Its name.
+        The parameter's name.
     name : str
-        Of the last equation, which is the gradient.
+        The name of the gradient, which is the last equation.
     equations : tuple of (str, str)
-        Names of values and what they are, each after those that it reads.  ``B`` is the batch; functions that NumPy has not,
-        such as sigmoid and conv, are those of `calcvm.script.helpers`.
+        Names and expressions, each after those that it reads.  ``B`` is the batch.  Functions that NumPy lacks, such as
+        sigmoid and conv, are those of `calcvm.script.helpers`.
     sources : mapping of str to str
-        What equations read and do not compute: the names of variables by their names here.
+        The inputs of the equations: by their names here, the names of variables.
     """
 
     parameter: str
@@ -66,11 +66,11 @@ class Equations:
         return latex(self.equations)
 
     def evaluate(self, values: Mapping[str, Any]) -> np.ndarray:
-        """The gradient for values of the sources, by the variables' names, as the printed equations say it.
+        """Evaluate the printed equations for values of the sources, given by the variables' names.
 
         Parameters
         ----------
-        values : arrays in the shapes that the graph's variables have; others are not looked at, constants need not be given.
+        values : arrays in the shapes of the graph's variables.  Others are ignored; constants may be omitted.
 
         Returns
         -------
@@ -78,7 +78,7 @@ class Equations:
 
         Raises
         ------
-        CalcError, ShapeError : a value is missing, is none of its variable's type, or has another shape; batches differ.
+        CalcError, ShapeError : a value is missing, or its type or shape does not fit its variable, or batches differ.
         """
         checks.one_of("evaluate", values, Mapping, "a mapping of arrays by the names of variables")
         values = {**self._constants, **values}
@@ -86,7 +86,7 @@ class Equations:
         batch = None
         for name, variable in self.sources.items():
             if variable not in values:
-                raise CalcError(f"evaluate: no value of {variable!r}; {', '.join(self.sources.values())} are wanted")
+                raise CalcError(f"evaluate: no value of {variable!r}; {', '.join(self.sources.values())} are needed")
             scope[name], batch = as_lies(variable, values[variable], self._lying[variable], batch)
         if batch is None and any("B" in _names(text) for _, text in self.equations):
             batch = self._batch_of_others(values)
@@ -96,7 +96,7 @@ class Equations:
         return found.transpose(back(self._layout, found.ndim)) if self._layout else found
 
     def _batch_of_others(self, values: Mapping[str, Any]) -> int:
-        """The batch, where nothing that is read has one."""
+        """The batch from other given values, if no input of the equations depends on it."""
         of_batch = [name for name, (shape, *_) in self._lying.items() if any(n.a for n in shape)]
         for name in of_batch:
             if name in values:
@@ -106,11 +106,11 @@ class Equations:
         raise CalcError(f"evaluate: the gradient depends on the batch: give a value of {' or '.join(of_batch)} too")
 
 
-Lying = tuple[Shape, str, str]  # a variable's shape as it lies, layout, type
+Lying = tuple[Shape, str, str]  # a variable's stored shape, layout, type
 
 
 def as_lies(name: str, value: Any, lying: Lying, batch: int | None) -> tuple[np.ndarray, int | None]:
-    """A variable's value as it lies, and the batch as it and those before it say it."""
+    """A variable's value in its stored layout, and the batch, if this or an earlier value determines it."""
     shape, layout, type_ = lying
     array = numeric(name, numbers(name, value, "" if type_ == FLOAT else type_))
     array = array.astype(DTYPE, copy=False) if type_ == FLOAT else array
@@ -119,14 +119,14 @@ def as_lies(name: str, value: Any, lying: Lying, batch: int | None) -> tuple[np.
 
 
 def _batch(name: str, array: np.ndarray, shape: Shape, batch: int | None) -> int | None:
-    """The batch of an array, if its shape says one; the same as that of others."""
+    """The batch of an array, if its shape determines one; it must agree with that of others."""
     fits = array.ndim == len(shape)
     for size, n in zip(array.shape, shape) if fits else ():
         if n.a and batch is None and (size - n.b) % n.a == 0 and size > n.b:
             batch = (size - n.b) // n.a
         fits = fits and size == n.at(batch or 0)
     if not fits:
-        raise ShapeError(f"evaluate: {name!r} of shape {array.shape}, {show(shape)} is wanted, of one batch for all")
+        raise ShapeError(f"evaluate: {name!r} has shape {array.shape}, expected {show(shape)}, with one batch for all")
     return batch
 
 
@@ -134,7 +134,7 @@ def gradient_of(path: Path, parameter: Any) -> Equations:
     """See `Path.gradient_of`."""
     if path.loss is None:
         raise CalcError(
-            f"gradient_of: path {path.name!r} minimizes no loss, of which there could be a gradient: open it with "
+            f"gradient_of: path {path.name!r} minimizes no loss, so it has no gradient: open it with "
             f"g.path({path.name!r}, backward=True) and call {path.name}.minimize(loss, optimizer)"
         )
     trained = path.trained_behind(path.loss) if path.parameters is None else [*path.parameters]
@@ -142,7 +142,7 @@ def gradient_of(path: Path, parameter: Any) -> Equations:
     if not isinstance(found, Variable) or found not in trained:
         said = found.name if isinstance(found, Variable) else parameter
         raise CalcError(
-            f"gradient_of: {checks.shown(said)} is no parameter that path {path.name!r} trains; these are: "
+            f"gradient_of: path {path.name!r} does not train a parameter {checks.shown(said)}; it trains "
             f"{', '.join(v.name for v in trained)}"
         )
     return _Writing(derived(path, found), found).equations()
@@ -169,13 +169,13 @@ class _Writing:
             self._statement(s)
         target = self.of.gradient
         name, shape = self.names.of(target, target.name), lies(target)[0]
-        none = self.trace.of(f"np.zeros({show_sizes(shape)})")  # between them are signs, or comparisons
+        none = self.trace.of(f"np.zeros({show_sizes(shape)})")  # signs or comparisons are in between
         value = self.now.get(target, none)
         self.results.append((name, value.reshape(*shape) if value.scalar else value))
         found = _behind(self.trace.equations(self.results, self.called), name)
         needed = {
             target for target, _ in found
-        }  # what else the same rows make is left out, and what it shares with these is not shared
+        }  # other results of the same rows are dropped, with names that only these share
         kept = [result for result in self.results if result[0] in needed]
         found = _behind(self.trace.equations(kept, self.called), name)
         read = {said for _, text in found for said in _names(text)}
@@ -208,10 +208,10 @@ class _Writing:
             return
         (v,) = values
         if v is None or s.spec.operand(str(made.names[0])).access == "u" and s.spec.name != "accumulate":
-            return  # buffers: the gradient reads what the batch itself has
+            return  # buffers: the gradient reads the batch's own statistics
         value = made.value
         if made.add and v in self.now:
-            self.called.pop(id(self.now[v]), None)  # the name is that of the sum
+            self.called.pop(id(self.now[v]), None)  # the name is for the sum
             value = self.now[v] + value
         if value.scalar or not value.parts:
             self.now[v] = value
@@ -224,13 +224,13 @@ class _Writing:
 
 
 def _formulas() -> set[str]:
-    """Rows of which an element depends on one element of each operand: put into what reads them."""
+    """Elementwise rows, which are substituted into their readers."""
     slopes = {f.name for loss in PAIR_LOSSES.values() for f in loss.slopes.values()}
     return INLINE | {f.name for op in ELEMENTWISE.values() for f in op.formulas} | slopes
 
 
 def lies(v: Value) -> tuple[Shape, str]:
-    """The shape of a value as it lies, and its layout."""
+    """The stored shape of a value, and its layout."""
     if v.shape is None:
         assert isinstance(v.elems, Affine)
         return (v.elems,), ""
@@ -238,7 +238,7 @@ def lies(v: Value) -> tuple[Shape, str]:
 
 
 def _behind(equations: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
-    """The equation of a name, after those that it needs, each after those that it reads."""
+    """The equation of a name and those that it needs, in order of evaluation."""
     of = {said: equation for equation in equations for said in equation[0].split(", ")}
     out: dict[tuple[str, str], None] = {}
     todo = [(of[name], False)]
@@ -253,5 +253,5 @@ def _behind(equations: list[tuple[str, str]], name: str) -> list[tuple[str, str]
 
 
 def _names(text: str) -> list[str]:
-    """What an expression reads, in order."""
+    """The names that an expression reads, in order."""
     return [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]

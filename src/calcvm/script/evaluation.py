@@ -1,4 +1,4 @@
-"""Rows, and all values of a path, by their equations alone, in float64."""
+"""Evaluate rows, and all values of a path, in float64 from their equations, without kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from calcvm.script.helpers import to_integer
 
 
 def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What a row makes of its operands, by its equation alone: flat arrays, by name.
+    """Evaluate a row by its equation; the results are flat arrays, by name.
 
     Parameters
     ----------
     words : by name, sizes at the batch.
-    operands : those that are there, as they lie.  One that is written and is not among them is computed as well.
+    operands : the given operands, as stored.  Written operands that are not given are computed as well.
     """
     equation = equation_of(spec)
     if equation is None:
@@ -58,9 +58,9 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
         if operand.name in made and operand.writes:
             value, order = made[operand.name], orders.get(operand.name)
             flat = (value if order is None else value.transpose(order)).reshape(-1)
-            if flat.size == 1:  # a constant, which is set everywhere
+            if flat.size == 1:  # a constant fills the operand
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
-            if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
+            if operand.type not in VARIABLES and not operand.moved:  # a cast; operands of any type keep theirs
                 to = np.dtype(dtype_of(operand.type, DTYPE))
                 flat = to_integer(flat, to.type) if flat.dtype.kind == "f" and to.kind in "iu" else flat.astype(to)
             added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
@@ -69,14 +69,14 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
 
 
 def _seen(x: np.ndarray, shape: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarray:
-    """An operand as its equation reads it."""
+    """An operand in the shape and axis order of its equation."""
     if order is None:
         return x.reshape(shape)
     return x.reshape([shape[k] for k in order]).transpose(np.argsort(order))
 
 
 def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of a whole operand: flat; of a row that broadcasts by words d0, d1, ..., and a0, ... which are 0 where ``a`` does not run."""
+    """The shape of a whole operand: flat, or for broadcasting rows the sizes d0, d1, ..., with 1 where its strides a0, ... are 0."""
     sizes = [words[d] for d in (f"d{i}" for i in range(AXES)) if d in words]
     if not sizes or spec.operand(name).elems == "rows*cols":
         return (-1,)
@@ -84,7 +84,7 @@ def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int,
 
 
 def activation(words: Mapping[str, Any]) -> dict[str, Any]:
-    """``act`` and ``dact`` of a row's words: an activation, and its derivative by its result."""
+    """The functions ``act`` and ``dact`` of a row: its activation, and the derivative as a function of the result."""
     name, alpha = ACTIVATIONS[words.get("act", 0)], words.get("alpha", 0.0)
     if name == "none":
         return {"act": lambda x: x, "dact": lambda y: 1.0}
@@ -109,14 +109,14 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     results = {v: env[v] for op in path.operations for v in op.outputs.values()}
     known = [v.name for v in (*forward.sources, *results) if v.kind != "state"]
     if unknown := [*{*given} - {*known}]:
-        raise CalcError(f"evaluate: {unknown[0]!r} is no value of path {path.name!r}, which has {', '.join(known)}")
+        raise CalcError(f"evaluate: path {path.name!r} has no value {unknown[0]!r}; it has {', '.join(known)}")
     read = {v for s in statements for v in s.read_values} | {*results.values()}
     cells, batch = _known([*forward.sources, *results], env, given, seed, read)
     cells |= {v: np.ones(1) for v in forward.ones}
     taken = {*cells}
     for s in statements:
         if all(v in taken for v in s.written_values) or any(v not in cells for v in s.read_values if v.kind != "state"):
-            continue  # what is given, and what follows from a value that is not
+            continue  # the result is given, or an input is missing
         operands, words = {name: cells[v] for name, v in s.operands.items() if v in cells}, s.words_at(batch)
         for operand in s.spec.operands:
             if operand.below and operand.name in operands and not words.get("dense"):
@@ -128,7 +128,7 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
         for name, v in s.operands.items():
             if v is not None and name in made:
                 cells[v] = made[name].astype(dtype_of(v.type, DTYPE), copy=False)
-    results |= {v: env[v] for v in path.outputs if v in env}  # which may be what is given
+    results |= {v: env[v] for v in path.outputs if v in env}  # an output may be a given value
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
         missing = ", ".join(
@@ -136,12 +136,12 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
             for v in forward.sources
             if v.kind in ("placeholder", "result") and v.name not in given and env[v] in read
         )
-        raise CalcError(f"evaluate: all results of path {path.name!r} follow from values that are not given: {missing}")
+        raise CalcError(f"evaluate: all results of path {path.name!r} depend on values that are not given: {missing}")
     return found
 
 
 def _check_indexes(s: Statement, operand: Operand, indexes: np.ndarray, n: int) -> None:
-    """Refuse what kernels trap."""
+    """Raise CalcError for the indexes at which kernels trap."""
     if not ((indexes >= 0) & (indexes < n) & (indexes == np.floor(indexes))).all():
         v, what = s.operands[operand.name], "a label" if operand.name == "target" else "an index"
         assert v is not None
@@ -151,7 +151,7 @@ def _check_indexes(s: Statement, operand: Operand, indexes: np.ndarray, n: int) 
 def _known(
     variables: Iterable[Variable], env: Mapping[Variable, Value], given: Mapping[str, Any], seed: int, read: set[Value]
 ) -> tuple[dict[Value, np.ndarray], int]:
-    """The cells of what is given, and of what a model begins with, as they lie; and the batch."""
+    """The given values and a model's initial values, as stored; and the batch."""
     cells: dict[Value, np.ndarray] = {}
     batch: int | None = None
     counts = {"parameter": 0, "buffer": 0}
@@ -163,14 +163,14 @@ def _known(
             shape = laid(v.shape, v.layout) if v.kind == "result" else lies(value)[0]
             cells[value], batch = as_lies(v.name, given[v.name], (shape, value.layout, value.type), batch)
             if not cells[value].size and all(n.a or n.b for n in shape):
-                raise ShapeError(f"evaluate: {v.name!r} has no samples: one at least is wanted")
+                raise ShapeError(f"evaluate: {v.name!r} has no samples: at least one is needed")
         elif value in read and v.kind in ("parameter", "buffer", "constant"):
             cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
     return cells, batch or 1
 
 
 def _initial(v: Variable, value: Value, seed: list[int]) -> np.ndarray:
-    """What a model starts from."""
+    """The initial value of a parameter, buffer or constant."""
     shape, layout = lies(value)
     if isinstance(v.init, np.ndarray):
         return v.init.transpose(axes(layout, v.init.ndim))

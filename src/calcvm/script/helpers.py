@@ -1,7 +1,7 @@
-"""Functions that a script has beside NumPy's: those that it uses are copied into it as they stand here.
+"""Functions that scripts need besides NumPy's.  A script contains copies of those that it uses.
 
-They need nothing but NumPy, `math` and each other.  Images lie channels last, (N, *sizes, C), weights of windows
-(*window, C, F); windows, strides and so on have a number for each spatial axis.
+They need only NumPy, `math` and each other.  Images are stored channels last, (N, *sizes, C), weights of windows
+(*window, C, F).  Windows, strides and the like have one number per spatial axis.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202
@@ -13,15 +13,15 @@ import numpy as np
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-# ---------------------------------------------------------------- of elements
+# ---------------------------------------------------------------- elements
 def sigmoid(x):
-    """1/(1 + exp(-x)), of numbers that never overflow."""
+    """1/(1 + exp(-x)), without overflow."""
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
 
 
 def erf(x):
-    """The error function, which NumPy has not."""
+    """The error function, which NumPy lacks."""
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(np.result_type(x))
 
 
@@ -31,7 +31,7 @@ def normal_cdf(x):
 
 
 def to_integer(x, dtype):
-    """The nearest integers towards 0 that there are of a type; NaN is 0."""
+    """x truncated towards 0, and clipped to the range of a type; NaN is 0."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     whole = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=2.0**63, neginf=-(2.0**63)))
     inside = np.where((whole > low) & (whole < high), whole, 0).astype(dtype)
@@ -47,7 +47,7 @@ def strided(x, start, sizes, strides):
 
 
 def unstrided(dy, start, sizes, strides, n):
-    """n zeros, and dy in the elements that `strided` shows."""
+    """n zeros, with dy in the elements that `strided` reads."""
     dx = np.zeros(n, dy.dtype)
     strided(dx, start, sizes, strides)[...] = dy
     return dx
@@ -55,7 +55,7 @@ def unstrided(dy, start, sizes, strides, n):
 
 # ---------------------------------------------------------------- along axes
 def stretched(x, axis, start, stop, beyond):
-    """Elements from start to stop of an axis, and ``beyond`` in the places of those that it has not."""
+    """Elements from start to stop of an axis, with ``beyond`` for those outside of it."""
     n = x.shape[axis]
     x = np.moveaxis(x, axis, 0)[max(start, 0) : max(stop, 0)]
     more = [(min(max(-start, 0), stop - start), min(max(stop - n, 0), stop - start))] + [(0, 0)] * (x.ndim - 1)
@@ -63,7 +63,7 @@ def stretched(x, axis, start, stop, beyond):
 
 
 def elements(x, beyond, *places):
-    """Elements at places, and ``beyond`` where one is beyond the ends, or no whole number."""
+    """Elements at places, with ``beyond`` for a place beyond the ends, or not a whole number."""
     places = np.broadcast_arrays(*places)
     inside = np.all([(p % 1 == 0) & (p >= 0) & (p < n) for p, n in zip(places, x.shape)], 0)
     found = x[tuple(np.where(inside, p, 0).astype(int) for p in places)]
@@ -71,14 +71,14 @@ def elements(x, beyond, *places):
 
 
 def inside(places, n):
-    """Places that data say, which lie inside an axis of n."""
+    """Places from data, checked to lie inside an axis of n."""
     if not ((places >= 0) & (places < n)).all():
         raise IndexError(f"a place is beyond the ends of an axis of {n}")
     return places
 
 
 def scan(step, axis, first, backwards, *given):
-    """What ``step`` makes, along an axis, of the element before, ``first`` at the begin, and of elements of what is given."""
+    """Along an axis, each element is ``step`` of the one before (``first`` at the start) and of elements of ``given``."""
     read = [np.moveaxis(x, axis, 0) for x in np.broadcast_arrays(*given)]
     y = np.empty(read[0].shape, np.result_type(*read))
     before = np.full(y.shape[1:], first, y.dtype)
@@ -89,7 +89,7 @@ def scan(step, axis, first, backwards, *given):
 
 # ---------------------------------------------------------------- sums and softmax
 def first_of(x, y, axes):
-    """1 at the first of the elements along axes that is y, the extremum, else 0."""
+    """1 at the first element along axes that equals the extremum y, else 0."""
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     lead = [a for a in range(x.ndim) if a not in axes]
     order = lead + list(axes)
@@ -108,24 +108,24 @@ def logsumexp(x, axis=None, keepdims=False):
 
 
 def log_softmax(x):
-    """Of the last axis."""
+    """log(softmax(x)), over the last axis."""
     z = x - x.max(-1, keepdims=True)
     return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
 def times(q, x):
-    """q*x, and 0 where q is 0, also of an infinite x."""
+    """q*x, but 0 if q is 0, even if x is infinite."""
     return q * np.where(q == 0, 0, x)
 
 
 def softmax(x):
-    """Of the last axis."""
+    """exp(x) normalized to sum 1, over the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
 def index_below(n, labels):
-    """Labels as integers; others than those in [0, n) are refused."""
+    """Labels as integers, checked to lie in [0, n)."""
     whole = labels.astype(np.int64)
     if not (labels == whole).all() or (whole < 0).any() or (whole >= n).any():
         raise ValueError(f"labels must be integers in [0, {n})")
@@ -139,24 +139,24 @@ def one_hot(labels, n, dtype=np.float64):
 
 # ---------------------------------------------------------------- normalization
 def mean_of(x, *axes):
-    """Summed in float64."""
+    """Mean over axes, summed in float64."""
     return x.mean(axes, dtype=np.float64).astype(x.dtype)
 
 
 def sum_of(x, *axes):
-    """Summed in float64."""
+    """Sum over axes, summed in float64."""
     return x.sum(axes, dtype=np.float64).astype(x.dtype)
 
 
 def neighbours(x, before, after):
-    """Of each channel, on the last axis, the sum from ``before`` to ``after`` it."""
+    """For each channel, on the last axis, the sum from ``before`` to ``after`` it."""
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])
     return sum(padded[..., j : j + x.shape[-1]] for j in range(before + after + 1))
 
 
 # ---------------------------------------------------------------- windows
 def padded(x, window, stride, before, dilation, out, value=0):
-    """x with as much around its spatial axes as its windows see, and no more."""
+    """x padded, or cut, to exactly the extent of its windows."""
     pairs, cut = [(0, 0)], [slice(None)]
     for n, k, s, p, d, o in zip(x.shape[1:-1], window, stride, before, dilation, out):
         more = (o - 1) * s + (k - 1) * d + 1 - p - n
@@ -166,12 +166,12 @@ def padded(x, window, stride, before, dilation, out, value=0):
 
 
 def at_tap(tap, stride, dilation, out):
-    """What of a padded image a tap of all windows sees, as an index."""
+    """The index of the elements that one tap of all windows reads in a padded image."""
     return (slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, s, d, o in zip(tap, stride, dilation, out)))
 
 
 def columns(x, window, stride, padding, dilation, out, groups):
-    """(groups, places, taps*C): what each window sees of the channels of each group."""
+    """(groups, places, taps*C): the elements that each window reads, by group of channels."""
     x = padded(x, window, stride, padding, dilation, out)
     n, *steps, last = x.strides
     strides = (n, *(a * s for a, s in zip(steps, stride)), *(a * d for a, d in zip(steps, dilation)), last)
@@ -181,7 +181,7 @@ def columns(x, window, stride, padding, dilation, out, groups):
 
 
 def by_group(y, groups):
-    """(groups, places, F): images with the channels of each group by themselves."""
+    """(groups, places, F): images split into groups of channels."""
     return y.reshape(-1, groups, y.shape[-1] // groups).transpose(1, 0, 2)
 
 
@@ -213,7 +213,7 @@ def conv_back(dy, wt, size, stride, padding, dilation, groups):
 
 
 def max_pool(x, window, stride, padding, dilation, out):
-    """The largest of each window, and the first tap where it is."""
+    """The largest element of each window, and the first tap that has it."""
     seen = padded(np.ones_like(x, bool), window, stride, padding, dilation, out)
     x = padded(x, window, stride, padding, dilation, out, -np.inf)
     y = np.full((len(x), *out, x.shape[-1]), -np.inf, x.dtype)
@@ -227,7 +227,7 @@ def max_pool(x, window, stride, padding, dilation, out):
 
 
 def max_pool_back(dy, index, size, window, stride, padding, dilation):
-    """Each dy where its window has the largest."""
+    """dy at the largest element of each window."""
     return pool_back(
         [np.where(index == t, dy, 0) for t in range(math.prod(window))], size, window, stride, padding, dilation
     )
@@ -241,12 +241,12 @@ def sum_pool(x, window, stride, padding, out):
 
 
 def sum_pool_back(dy, size, window, stride, padding):
-    """The sum of dy of the windows that an element is in."""
+    """For each element, the sum of dy over the windows that contain it."""
     return pool_back([dy] * math.prod(window), size, window, stride, padding, (1,) * len(window))
 
 
 def pool_back(parts, size, window, stride, padding, dilation):
-    """An image to which each tap of the windows has added its part."""
+    """Add the part of each tap of the windows into an image."""
     out = parts[0].shape[1:-1]
     spans = zip(size, out, window, stride, padding, dilation)
     shape = [max(n + p, (o - 1) * s + (k - 1) * d + 1) for n, o, k, s, p, d in spans]
@@ -258,11 +258,11 @@ def pool_back(parts, size, window, stride, padding, dilation):
 
 
 def counts(size, window, stride, padding, after, out, dtype=np.float64):
-    """(*out, 1): of each window the elements that are counted, from -padding to size + after along each axis."""
+    """(*out, 1): the number of counted elements per window, from -padding to size + after along each axis."""
     total = np.ones((), dtype)
     for n, k, s, p, q, o in zip(size, window, stride, padding, after, out):
         start = np.arange(o) * s - p
-        first = np.maximum(start, 0) if q < 0 else start  # q of -1: no padding is counted
+        first = np.maximum(start, 0) if q < 0 else start  # q = -1: padding is not counted
         total = total[..., None] * (np.minimum(start + k, n + max(q, 0)) - first).astype(dtype)
     return total[..., None]
 
@@ -273,7 +273,7 @@ def adaptive(n, out):
 
 
 def adaptive_windows(size, out):
-    """Of each place of the output its index and that of its window."""
+    """For each place of the output, its index and the index of its window."""
     ends = [adaptive(n, o) for n, o in zip(size, out)]
     for place in np.ndindex(*out):
         at = tuple(slice(*axis[o]) for axis, o in zip(ends, place))
@@ -296,7 +296,7 @@ def adaptive_mean_back(dy, size):
 
 
 def adaptive_max(x, out):
-    """The largest of each adaptive window, and the first tap where it is, in windows that are all as large as the largest may be."""
+    """The largest element of each adaptive window, and the first tap that has it, numbered in a window of the largest size."""
     size = x.shape[1:-1]
     room = [n // o if n >= o and n % o == 0 else n // o + 2 for n, o in zip(size, out)]
     y = np.zeros((len(x), *out, x.shape[-1]), x.dtype)
@@ -323,7 +323,7 @@ def adaptive_max_back(dy, index, size):
 
 # ---------------------------------------------------------------- padding, scaling
 def pad_back(dy, pads, mode):
-    """Each dy where `np.pad` took its element from."""
+    """Add each dy to the element that `np.pad` copied."""
     for axis, (p, q) in enumerate(pads):
         if p + q:
             n = dy.shape[axis] - p - q
@@ -337,7 +337,7 @@ def pad_back(dy, pads, mode):
 
 
 def weights_of_scaling(n, to, step, linear, align, dtype):
-    """(to, n): what each element of an axis counts in those of the scaled one."""
+    """(to, n): the weight of each element of an axis in each element of the scaled axis."""
     o = np.arange(to)
     if not linear:
         place = np.float32(o.astype(dtype) * dtype(step))
@@ -381,14 +381,14 @@ def random_bits(rng, stream, n):
 
 
 def dropout_mask(rng, rate, stream, shape, dtype=np.float64):
-    """1/(1 - rate) where an element stays, else 0; the same whenever it is asked for in a step."""
+    """1/(1 - rate) for elements that stay, else 0; the same on every call within a step."""
     p = min(max(float(rate.reshape(())), 0.0), 1.0)
     keep = random_bits(rng, stream, math.prod(shape)).reshape(shape) >= np.uint64(int(p * 2.0**62))
     return np.where(keep, dtype(1 / (1 - p)) if p < 1 else dtype(0), dtype(0))
 
 
 def crop(x, rng, stream, sizes, pads, flips, mode):
-    """(N, A, *sizes, C): of each image a part at a place that is drawn, mirrored by chance; without rng its middle."""
+    """(N, A, *sizes, C): a random crop of each image, mirrored at random; without rng the center crop."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in pads), (0, 0)], mode)
     drawn = None if rng is None else random_bits(rng, stream, 6 * len(x)).astype(np.int64).reshape(-1, 6)
     y = np.empty((*x.shape[:2], *sizes, x.shape[-1]), x.dtype)

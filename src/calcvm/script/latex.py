@@ -1,4 +1,4 @@
-"""Equations in NumPy's notation as LaTeX."""
+"""Write equations in NumPy's notation as LaTeX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RANK = {ast.Add: 3, ast.Sub: 3, ast.Mult: 4, ast.MatMult: 5, ast.BitAnd: 2, ast.
 
 
 def latex(equations: Sequence[tuple[str, str]]) -> str:
-    """``$$...$$``, an equation a line."""
+    """``$$...$$``, with one equation per line."""
     lines = [rf"{', '.join(map(_name, name.split(', ')))} &= {_expression(text)}" for name, text in equations]
     return "$$\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}$$"
 
@@ -22,7 +22,7 @@ def _expression(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A letter, or d and a letter, with what follows as its index; words as they are."""
+    """A letter, or d and a letter, with the rest as its subscript; words unchanged."""
     if found := re.fullmatch(r"(d?[A-Za-z])_?(\d*)", text):
         return found[1] + (f"_{{{found[2]}}}" if found[2] else "")
     return rf"\mathrm{{{text}}}".replace("_", r"\_")
@@ -35,7 +35,7 @@ def _number(node: ast.expr) -> bool:
 
 
 def _said(node: ast.expr, least: int) -> str:
-    """An expression; in parentheses, where it binds less than what stands around it wants."""
+    """An expression, in parentheses if it binds less tightly than its context."""
     text, rank = _form(node)
     return text if rank >= least else rf"\left({text}\right)"
 

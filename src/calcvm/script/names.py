@@ -1,4 +1,4 @@
-"""Names in scripts and equations, and the functions that they call."""
+"""Identifiers in scripts and equations, and the sources of the functions that they call."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ OWN = {
     "B", "BATCH", "GOLDEN", "N_SLOTS", "Path", "argparse", "evaluate", "feed", "heap", "main", "math", "n", "np", "of_batch",
     "parts", "predict", "samples_of", "start", "step", "sums", "total_loss", "view",
 }  # fmt: skip
-BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # which no script calls
+BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # unused ones
 
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Names(dict[Key, str]):
-    """Identifiers by what they name; ``taken`` : those that mean something else."""
+    """Identifiers by key; ``taken``: names with another meaning."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*OWN, *HELPERS, *SLOTS, *STEPS, *UPDATES, *BUILTINS, *keyword.kwlist, *taken}
 
     def of(self, key: Key, name: str) -> str:
-        """The identifier of ``key``, made of a name when it is first asked for."""
+        """The identifier of ``key``, derived from ``name`` on first use."""
         if key not in self:
             found = identifier(name)
             while found in self._taken or re.fullmatch(r"u\d+", found):
@@ -42,7 +42,7 @@ class Names(dict[Key, str]):
 
 
 def identifier(text: str) -> str:
-    """A text as a name in Python, which is not ``_``: that is what nobody reads."""
+    """A text as a Python identifier other than ``_``, which marks unused values."""
     found = re.sub(r"\W", "_", text, flags=re.ASCII)
     if not found.strip("_"):
         return "v"
@@ -50,12 +50,12 @@ def identifier(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that may hold anything as one that can be printed: what cannot be is said by its escape."""
+    """Any text in printable form, with escapes for other characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def functions(texts: Iterable[str]) -> list[str]:
-    """Sources of the functions that texts call, and of those that these call, in the order in which they are declared."""
+    """Sources of the functions that texts call, directly or indirectly, in order of declaration."""
     source = {**HELPERS, **dict.fromkeys((*UPDATES, *STEPS))}
     found: dict[str, str] = {}
     todo = [*texts]

@@ -17,9 +17,9 @@ def _summed_wide(r: Row) -> None:
     write(r, wide=True)
 
 
-# ---------------------------------------------------------------- by neighbouring channels
+# ---------------------------------------------------------------- by adjacent channels
 def _images(r: Row) -> Shape:
-    """All that has channels, which are the last axis: as it lies, or as rows of them."""
+    """The shape of the operand with channels on its last axis: as stored, or as rows of channels."""
     for name in ("x", "y", "dx"):
         if name in r and r.shape(name)[-1:] == (r.w.N,):
             return r.shape(name)

@@ -1,4 +1,4 @@
-"""Texts of optimizers' rows: updates as functions of their formulas, the others' steps as they stand in `formulas.steps`."""
+"""Texts of optimizers' rows: updates as functions from their formulas, other steps copied from `formulas.steps`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FALLBACKS.append(_update_row)
 
 
 def _updates(r: Row) -> None:
-    """A call of the function that `source_of` gives, which sets its arguments."""
+    """A call of the function from `source_of`, which sets its arguments."""
     update = UPDATES[r.spec.name]
     others = (r.like(v, "p") for v in ("g", *update.state))
     call = r.call(update.name, r.x("p"), *others, r.x("hyper"), r.w.clip == 1)
@@ -49,14 +49,14 @@ def _steps(r: Row) -> None:
 
 
 def source_of(name: str) -> str:
-    """The function of an update or of a step, as a script has it."""
+    """The source of an update or a step, as it appears in a script."""
     if name in UPDATES:
         return _of_update(UPDATES[name])
     return re.sub(r"  # type: ignore\S*", "", function(steps, name))
 
 
 def function(module: ModuleType, name: str) -> str:
-    """The source of a module's function."""
+    """The source of a function of a module."""
     return _functions(module)[name]
 
 
@@ -73,7 +73,7 @@ def _slot(name: str) -> str:
 
 
 def _of_update(update: Update) -> str:
-    """``def adam(p, g, m, v, s, clip)``: each state and p in turn, in place."""
+    """``def adam(p, g, m, v, s, clip)``, which updates each state and p in place."""
     lines = [
         f"def {update.name}(p, g, {''.join(f'{v}, ' for v in update.state)}s, clip):",
         f'    """{update.source}"""',

@@ -12,7 +12,7 @@ AXES = "dhw"
 
 
 class Pool:
-    """What the words of a window say, without axes of which nothing is seen."""
+    """The words of a window, without axes that have no effect."""
 
     def __init__(self, r: Row):
         w, slides = r.w, hasattr(r.w, "kh")
@@ -23,7 +23,7 @@ class Pool:
 
         rank = len(r.shape("x" if "x" in r else "dx")) - 2
         kept = [v for v in AXES if not idle(v)]
-        for v in "dwh":  # axes of one place that the image has
+        for v in "dwh":  # axes of size 1 that the image has
             if len(kept) < min(max(rank, 1), 3) and v not in kept:
                 kept.append(v)
         kept.sort(key=AXES.index)
@@ -76,7 +76,7 @@ def _adaptive_max_back(r: Row) -> None:
 
 
 def _count(r: Row, o: Pool, of: str) -> Any:
-    """Elements that are counted, of each window; where all count as many, that number."""
+    """The number of counted elements of each window; a single number if it is the same for all."""
     padded = hasattr(r.w, "padded") and r.w.padded == 1
     after = o.after if padded else (-1,) * len(o.size)
     window = [n.b for n in o.window]
@@ -121,7 +121,7 @@ def _adaptive_avg_back(r: Row) -> None:
 
 
 def _share(r: Row, o: Pool, of: str) -> Any:
-    """By how much a window that leaves the image counts more."""
+    """The factor by which a window that leaves the image weighs more."""
     total = 1
     for n in o.window:
         total *= n.b

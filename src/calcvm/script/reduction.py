@@ -17,7 +17,7 @@ from calcvm.script.row import FALLBACKS, Row, Writer, writes
 # ---------------------------------------------------------------- extrema
 @writes("max_bwd", "min_bwd")
 def _extremum_back(r: Row) -> None:
-    axes = Axes(r)  # of x, which the equation reads at u and v beside the places a and b of dx
+    axes = Axes(r)  # of x, which the equation reads at u and v as well as at the places a and b of dx
     x, dy = axes.element(element("x", *"opuvl")), axes.element(element("dy", *"opl"))
     kept = tuple(v for v in x.axes if v not in "uv")
     y = Value(kept, r.shaped("y", axes.shape(kept)), "y")
@@ -62,7 +62,7 @@ def _slope(r: Row, v: str, f: Formula) -> None:
 
 
 def weighted(r: Row, slope: Any, to: str, factor: Any = 1) -> Any:
-    """A slope times the gradient of the mean that it is part of and a factor, in the shape of what it is put to."""
+    """A slope times a factor and the gradient of the mean that it belongs to, in the shape of the target."""
     own = r.shape("dloss")
     seed, count = r.factor("dloss", own if len(own) <= len(r.shape(to)) else ()), r.number(r.w.count)
     return factor * slope / count if seed.form == ONE_TEXT else factor * (seed / count * slope)
@@ -70,19 +70,19 @@ def weighted(r: Row, slope: Any, to: str, factor: Any = 1) -> Any:
 
 # ---------------------------------------------------------------- losses of classes
 def _labels(r: Row, name: str) -> Any:
-    """Labels, or probabilities, of each row."""
+    """Labels, or probabilities, per row."""
     return r.x(name, *rows_of(r)) if getattr(r.w, "dense", 0) == 1 else r.x(name, rows_of(r)[0])
 
 
 def _wanted(r: Row) -> Any:
-    """The distribution that is wanted."""
+    """The target distribution."""
     dense, s = r.w.dense == 1, r.w.smoothing
     q = _labels(r, "target") if dense else one_hot(r, _labels(r, "target"))
     return q if not s else (1 - s) * q + r.number(s) / r.w.N
 
 
 def _picked(r: Row, x: Any, labels: Any, n: Any) -> Any:
-    """Of each row of x its element of the label."""
+    """The element of each row of x at its label."""
     index = r.call("index_below", n, labels)
     return r.trace.of(f"{{}}[np.arange({show(rows_of(r)[0])}), {{}}]", ATOM, ((x, ATOM), (index, LOWEST)))
 
@@ -98,7 +98,7 @@ def _cross_entropy(r: Row) -> None:
     log_p, dense = r.call("log_softmax", logits), r.w.dense == 1
     if r.w.smoothing:
         each = -(_wanted(r) * log_p).sum(1)
-    else:  # without 0*inf where a class that is not wanted has the score -inf
+    else:  # avoids 0*inf if a class of probability 0 has the score -inf
         each = -(r.call("times", _wanted(r), log_p).sum(1) if dense else _picked(r, log_p, _labels(r, "target"), r.w.N))
     if r.w.inner != ONE:
         each = each.reshape(r.w.rows, r.w.inner).sum(1)

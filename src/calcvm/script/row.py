@@ -1,4 +1,4 @@
-"""A row as one who writes its text sees it: words, and operands as expressions in whatever shape is wanted."""
+"""A row as seen by the writer of its text: its words, and its operands as expressions of any shape."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from calcvm.script.code import call, number
 
 Writer = Callable[["Row"], None]
 WRITERS: dict[str, Writer] = {}
-FALLBACKS: list[Callable[[str], Writer | None]] = []  # of rows that are formulas
+FALLBACKS: list[Callable[[str], Writer | None]] = []  # find writers for rows that are formulas
 
 
 @record
 class Seen:
-    """An operand: its expression, and its shape as it lies."""
+    """An operand: its expression, and its stored shape."""
 
     text: Any
     shape: Shape
@@ -32,21 +32,21 @@ NONE = Seen(None, (), "")
 
 @record
 class Made:
-    """What a row sets: operands, and the expression of their new values (of several a tuple), or None for those left out.
+    """An assignment of a row: operands, and the expression of their new values, a tuple for several; None for absent operands.
 
-    add : it is added to what was there.
+    add : add to the old value.
     """
 
     names: tuple[str | None, ...]
     value: Any
     add: bool = False
-    at: str = ""  # an index of the one operand, of which no more is set
+    at: str = ""  # the index that is set, if it is not the whole operand
 
 
 class Row:
-    """A row of a program, or a statement: ``r.w`` has its words, ``r.x(...)`` its operands; `put` says what becomes of them.
+    """A row of a program, or a statement: ``r.w`` has its words, ``r.x(...)`` reads an operand, `put` sets one.
 
-    trace : of what its expressions are made.
+    trace : the trace that its expressions belong to.
     """
 
     def __init__(self, spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Seen], trace: Trace):
@@ -57,7 +57,7 @@ class Row:
         )
         self.made: list[Made] = []
 
-    # ------------------------------------------------------------ what it reads
+    # ------------------------------------------------------------ reading
     def __contains__(self, name: str) -> bool:
         return name in self.operands
 
@@ -72,12 +72,12 @@ class Row:
         return self.shaped(name, tuple(map(affine, sizes)) or self.shape(name))
 
     def shaped(self, name: str, shape: Shape) -> Any:
-        """An operand's expression in a shape, which may have no axis."""
+        """An operand's expression in a given shape, which may have no axes."""
         seen = self.operands[name]
         return _shaped(seen.text, () if seen.text.scalar else seen.shape, shape)
 
     def together(self, names: Sequence[str], shapes: Sequence[Shape], full: Shape) -> list[Any]:
-        """Operands in shapes that broadcast to ``full``; where an array has this shape, numbers need not."""
+        """Operands in shapes that broadcast to ``full``.  Numbers stay numbers if an array has this shape."""
         seen = [self.operands[name].text for name in names]
         wide = any(shape == full and not text.scalar for text, shape in zip(seen, shapes))
         return [
@@ -85,11 +85,11 @@ class Row:
         ]
 
     def like(self, name: str, other: str) -> Any:
-        """An operand in the shape of another of as many elements."""
+        """An operand in the shape of another one with as many elements."""
         return self.shaped(name, self.shape(other))
 
     def factor(self, name: str, shape: Shape) -> Any:
-        """An operand in a shape to compute larger arrays with: a number remains one."""
+        """An operand in a shape, as a factor for larger arrays: a number stays a number."""
         text = self.operands[name].text
         return text if text.scalar else self.shaped(name, shape)
 
@@ -103,27 +103,27 @@ class Row:
             raise UnsupportedOperator(f"row {self.spec.name!r}: its {word} depends on the batch, which has no text")
         return value.b
 
-    # ------------------------------------------------------------ what it makes
+    # ------------------------------------------------------------ writing
     def put(self, name: str, value: Any, *sizes: Any, add: bool = False) -> None:
-        """An operand's new value, an expression of its own shape or of that which is given; it may be left out."""
+        """Set an operand to an expression, in the operand's shape or a given one.  An absent operand is skipped."""
         self.put_shaped(name, value, tuple(map(affine, sizes)) or self.operands.get(name, NONE).shape, add)
 
     def put_shaped(self, name: str, value: Any, shape: Shape, add: bool = False) -> None:
-        """As `put`, of an expression of a shape that may have no axis."""
+        """As `put`, for an expression of a given shape, which may have no axes."""
         if name in self.operands:
             value = value if value.scalar else _shaped(value, shape, self.shape(name))
             self.made.append(Made((name,), value, add))
 
     def put_at(self, name: str, index: str, value: Any) -> None:
-        """An element's new value."""
+        """Set one element."""
         self.made.append(Made((name,), value, at=index))
 
     def run(self, call: Any) -> None:
-        """A call that sets its arguments."""
+        """Add a call that sets its arguments."""
         self.made.append(Made((), call))
 
     def put_all(self, value: Any, *names: str) -> None:
-        """The new values of several operands, an expression of a tuple, in their own shapes."""
+        """Set several operands to the elements of a tuple, in their own shapes."""
         there = [name for name in names if name in self.operands]
         if len(there) == 1:
             self.put(there[0], value[names.index(there[0])])
@@ -147,7 +147,7 @@ def _shaped(value: Any, own: Shape, wanted: Shape) -> Any:
 
 
 def writes(*names: str) -> Callable[[Writer], Writer]:
-    """Decorator of what writes the text of rows of these names."""
+    """Decorator that registers a writer for rows of these names."""
 
     def add(fn: Writer) -> Writer:
         for name in names:
@@ -158,7 +158,7 @@ def writes(*names: str) -> Callable[[Writer], Writer]:
 
 
 def lines_of(r: Row) -> list[str]:
-    """The statements of a row whose text has been written, in Python: what it sets is set in place."""
+    """The Python statements of a row whose text has been written; they set operands in place."""
     signs: dict[str, str] = {}
     results = []
     for made in r.made:

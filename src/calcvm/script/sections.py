@@ -1,4 +1,4 @@
-"""The rows of a program as Python statements, by section, with names for what they work on."""
+"""The rows of a program as Python statements, by section, with names for their operands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from calcvm.script.row import Row, Seen, lines_of
 from calcvm.vm.program.encoding import ABSENT, ALIGN_BYTES, RESERVED, bits_float
 from calcvm.vm.program.program import Program, Symbol
 
-NO_WORDS = ("wn", "phases")  # of kernels, which a script has not
+NO_WORDS = ("wn", "phases")  # words for kernels, which scripts do not need
 
 
 @dataclass
 class Line:
-    """A row: what it is, and its statements.  live : bytes that live meanwhile, at the planned batch."""
+    """A row: its label and statements.  live : bytes in use meanwhile, at the planned batch."""
 
     label: str
     about: str
@@ -32,7 +32,7 @@ class Line:
 class Listing:
     """A program's rows as statements on named views.
 
-    names : of each symbol that rows work on, by its number.
+    names : by number of symbol, for all symbols that rows use.
     """
 
     def __init__(self, program: Program, taken: Iterable[str] = ()):
@@ -76,14 +76,14 @@ class Listing:
 
 
 def shape_of(symbol: Symbol) -> Shape:
-    """How a symbol lies."""
+    """The stored shape of a symbol."""
     shape = tuple(map(affine, symbol.shape))
     return shape if symbol.members else laid(shape, symbol.layout)
 
 
 # ---------------------------------------------------------------- live bytes
 def _lives(program: Program) -> Iterator[tuple[Symbol, int, int]]:
-    """What rows work on, with the first and the last row that do; what is kept always lives."""
+    """Symbols that rows use, with their first and last row.  Kept symbols always live."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for pc in range(len(program.rows)):
@@ -99,13 +99,13 @@ def _lives(program: Program) -> Iterator[tuple[Symbol, int, int]]:
 
 
 def _live(program: Program) -> list[int]:
-    """Bytes that live at each row, at the planned batch: cells that several values share count once."""
+    """Live bytes at each row, at the planned batch.  Shared memory counts once."""
     n = len(program.rows)
     spans: list[list[tuple[int, int]]] = [[] for _ in range(n)]
     kept = [(0, RESERVED * program.itemsize)]
     for symbol, first, last in _lives(program):
         stop = symbol.start + symbol.bytes.at(program.batch_size)
-        span = symbol.start, -(-stop // ALIGN_BYTES) * ALIGN_BYTES  # nothing else begins before
+        span = symbol.start, -(-stop // ALIGN_BYTES) * ALIGN_BYTES  # the next symbol begins there at the earliest
         if (first, last) == (0, n - 1):
             kept.append(span)
         else:

@@ -1,4 +1,4 @@
-"""Texts of rows that move elements, that scale axes and that draw numbers."""
+"""Texts of rows that move elements, scale axes, or draw random numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _permuted(r: Row, source: str, target: str, size: str, stride: str) -> None:
             return
     kept = [(n, s) for n, s in pairs if n != ONE] or [(ONE, ONE)]
     order = sorted(range(len(kept)), key=lambda i: kept[i][1].at(2), reverse=True)
-    lying = tuple(kept[i][0] for i in order)  # x in groups of axes, which are permuted
+    lying = tuple(kept[i][0] for i in order)  # x in the groups of axes that are permuted
     if _strides(lying) == [kept[i][1] for i in order] and numel(lying) == numel(x):
         back = ", ".join(str(order.index(i)) for i in range(len(kept)))
         said = r.x(source, *lying).method(f"transpose({back})")
@@ -87,7 +87,7 @@ def _concat_many(r: Row) -> None:
 
 # ---------------------------------------------------------------- slices
 def _ranges(r: Row, whole: str, part: str) -> str | None:
-    """The slice as an index of the whole's own axes as they lie, where it is one."""
+    """The slice as an index in the stored axes of the whole, or None if it is not one."""
     w, x, y = r.w, r.shape(whole), r.shape(part)
     if len(x) != len(y) or not x:
         return None
@@ -102,7 +102,7 @@ def _ranges(r: Row, whole: str, part: str) -> str | None:
                 return None
         start = start - first * stride if stride.constant else start
         if n != m and not (n.constant and m.constant and first.b + m.b <= n.b):
-            return None  # an axis of one element stands elsewhere
+            return None  # an axis of size 1 is elsewhere
         whole_axis = n == m and first == 0
         index.append(":" if whole_axis else f"{show(first)}:{show(first + m)}")
     pairs = [(w.d0, w.cols), *((getattr(w, f"d{i}"), getattr(w, f"s{i}")) for i in range(1, 5)), (w.d5, ONE)]
@@ -140,7 +140,7 @@ def _slice_back(r: Row) -> None:
 
 # ---------------------------------------------------------------- padding
 def _pads(r: Row) -> tuple[Shape, tuple[tuple[int, int], ...], Shape]:
-    """x, what is around it, and y: axes of one place that stay are left out."""
+    """x, its padding, and y, without unpadded axes of size 1."""
     w = r.w
     axes = [(getattr(w, f"d{k}"), r.integer(f"p{k}"), r.integer(f"q{k}")) for k in range(5)] + [(w.n, 0, 0)]
     kept = [axis for axis in axes if axis != (ONE, 0, 0)] or axes[:1]

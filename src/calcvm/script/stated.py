@@ -1,4 +1,4 @@
-"""The text of a row that is a user's equation: each index is an axis of every array, the kept ones first."""
+"""The text of a row that is a user's equation.  Each index is an axis of every array, kept indexes first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from calcvm.script.row import FALLBACKS, Writer
 
 
 class Stated(Axes):
-    """Values have the axes of their indexes in one order, and of others one element, or none before them all."""
+    """Axes in one common order: a value has those of its indexes, and size 1 or no leading axis for others."""
 
     def _line_up(self, lying: Any) -> None:
         self.dims: dict[str, Shape] = {v: (n,) for v, n in self.extents.items()}
 
     def write(self) -> None:
         r, access = self.r, {o.name: o.access for o in self.r.spec.operands}
-        self.codes: dict[str, Any] = {}  # of equations that are no operands
+        self.codes: dict[str, Any] = {}  # values other than operands
         for e in self.equations:
             kept = tuple(i.name for i in e.kept or ())
             self.order = (*kept, *(i.name for i in bound(e) if i.name not in kept))
@@ -40,7 +40,7 @@ class Stated(Axes):
                 self.codes[e.name], self.operand_axes[e.name] = code, tuple(Name(i.name.upper()) for i in e.kept or ())
 
     def full(self, axes: Any) -> Shape:
-        """A shape with an axis for each index, of one element but for these."""
+        """A shape with one axis per index, of size 1 except for these."""
         return tuple(self.extents[v] if v in axes else ONE for v in self.order)
 
     def at(self, v: Value, axes: tuple[str, ...]) -> Any:
@@ -54,7 +54,7 @@ class Stated(Axes):
         )
 
     def placed(self, code: Any, axes: tuple[str, ...]) -> Value:
-        """An array of indexes, in their order, with the axes of those that it has not."""
+        """An array over indexes in their order, with axes of size 1 for the others."""
         at = [self.order.index(v) for v in axes]
         shape = tuple(self.extents[v] if v in axes else ONE for v in self.order[min(at, default=0) :])
         return Value(axes, code if len(shape) == len(axes) else code.reshape(*shape))
@@ -92,7 +92,7 @@ class Stated(Axes):
         )
         at = sorted(self.order.index(a) - len(self.order) for a in gone)
         kept = tuple(a for a in v.axes if a not in gone)
-        if how in ("argmax", "argmin"):  # counted along all that are gone, as one
+        if how in ("argmax", "argmin"):  # the result counts along all reduced axes as one
             first, end = len(self.order) + at[0], len(self.order) + at[-1] + 1
             shape = self.full(axes)
             flat = code.reshape(*shape[:first], numel(shape[first:end]), *shape[end:])

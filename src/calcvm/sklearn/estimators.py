@@ -35,11 +35,12 @@ from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.turns import Turns
 from calcvm.vm.run.slices import SLICE_SECONDS
 
-AUTO_BATCH = 200  # scikit-learn's
-LBFGS_BATCH = 1024  # samples at a time of a gradient over all of them
-COPIED_BYTES = 1 << 28  # features up to so many are converted before the first epoch and not in each, which takes 4 %
+AUTO_BATCH = 200  # as in scikit-learn
+LBFGS_BATCH = 1024  # batch size for a gradient over all samples
+# More bytes of features are converted in each epoch, and not once before the first.  That takes 4 % longer.
+COPIED_BYTES = 1 << 28
 PREDICT_BATCH = 512
-LARGE_FLOPS = 2e7  # of a prediction: from here on a program, which costs 0.2 ms to set up, is faster than NumPy
+LARGE_FLOPS = 2e7  # of a prediction: above it a program, which takes 0.2 ms to set up, is faster than NumPy
 # An epoch of fewer operations takes at most 8 us longer in float64 (200 samples, 4-100-3, one Zen 5 core: 19 us and
 # not 12), which is 2 ms of a whole fit.
 EXACT_FLOPS = 1e6
@@ -47,10 +48,10 @@ EXACT_FLOPS = 1e6
 
 @dataclass
 class Task:
-    """What a network shall learn.
+    """A training task for a network.
 
-    targets : what is fed beside the features, by placeholder.
-    rows, held : numbers of the samples to train on (None: all), and of those that early stopping goes by.
+    targets : arrays other than the features, by placeholder.
+    rows, held : indexes of the training samples (None: all), and of the samples for early stopping.
     measure : the score of outputs for the held samples.
     hyper : hyperparameters of the optimizer.
     """
@@ -69,9 +70,9 @@ _stand_in: ContextVar[Callable[[Any, Task], bool] | None] = ContextVar("stand_in
 
 
 def instead_of_training(stand_in: Callable[[Any, Task], bool], act: Callable[[], T]) -> T:
-    """What ``act`` returns, where ``stand_in(estimator, task)`` is called instead of training; False sends back to it.
+    """Call ``act`` with ``stand_in(estimator, task)`` in place of training; if it returns False, training runs.
 
-    No context manager: what Ctrl-C leaves of one goes on until its traceback is gone, and nothing would be trained.
+    It is not a context manager: after Ctrl-C one stays active until its traceback is freed, and nothing would be trained.
     """
     before = _stand_in.get()
     try:
@@ -81,16 +82,16 @@ def instead_of_training(stand_in: Callable[[Any, Task], bool], act: Callable[[],
         _stand_in.set(before)
 
 
-_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()  # at an estimator, not in it: it is copied and pickled
-_lost: WeakSet[Any] = WeakSet()  # a fork came in the middle of another thread's call
+_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()  # not in the estimators, which are copied and pickled
+_lost: WeakSet[Any] = WeakSet()  # estimators that another thread was using at a fork
 
 
 def turn(estimator: Any) -> Any:
-    """The lock of an estimator, when it is this thread's turn: parameters are replaced by one thread at a time."""
+    """The lock of an estimator: one thread at a time replaces its parameters."""
     if estimator in _lost:
         raise CalcError(
-            "the estimator was in use by another thread when this process was forked, and is in the middle of that here: "
-            "load it anew, or fork while nobody uses it"
+            "the estimator was in use by another thread when this process was forked, and its state is incomplete here: "
+            "load it again, or fork while no thread uses it"
         )
     turns = _turns.get(estimator)
     return (turns or _turns.setdefault(estimator, Turns("the estimator"))).mine
@@ -106,7 +107,7 @@ at_fork(after_in_child=_after_fork)
 
 
 def _check_hooks() -> None:
-    """Refuse a scikit-learn in which what is replaced below is called otherwise, or not at all."""
+    """Raise CalcError if the methods replaced below have other names or signatures in this scikit-learn."""
     for name, first, last in (
         ("_fit_stochastic", ["X", "y", "sample_weight"], ["layer_units", "incremental"]),
         ("_fit_lbfgs", ["X", "y", "sample_weight"], ["layer_units"]),
@@ -126,9 +127,9 @@ _check_hooks()
 
 
 class Compiled:
-    """What is replaced of scikit-learn's perceptrons: how they are trained.
+    """Mixin that replaces the training of scikit-learn's perceptrons.
 
-    It is scikit-learn's code that checks parameters and data, draws the first weights, and judges epochs.
+    scikit-learn's code still checks parameters and data, draws the initial weights, and evaluates epochs.
     Trainings, predictions and copies of an estimator take turns.
     """
 
@@ -140,7 +141,7 @@ class Compiled:
         with turn(self):
             state = dict(super().__getstate__())  # type: ignore[misc]
             if "_network" in state:
-                state["_network"] = copy.copy(state["_network"])  # as it is now
+                state["_network"] = copy.copy(state["_network"])  # its current state
             return state
 
     # ------------------------------------------------------------ sgd and adam
@@ -226,7 +227,7 @@ class Compiled:
         return targets
 
     def _schedule(self: Any) -> Any:
-        """scikit-learn's optimizer without parameters: what decides on rates and on stopping."""
+        """scikit-learn's optimizer without parameters, which sets the rate and decides when to stop."""
         if self.solver == "adam":
             return AdamOptimizer([], self.learning_rate_init)
         return SGDOptimizer([], self.learning_rate_init, self.learning_rate, power_t=self.power_t)
@@ -242,7 +243,7 @@ class Compiled:
             resident.hyper()[name] = value
 
     def _take(self: Any, resident: Resident) -> None:
-        """Take the weights out of the heap; after early stopping, those that scored best."""
+        """Copy the weights from the heap; after early stopping, take those with the best score."""
         if self.early_stopping:
             self.coefs_, self.intercepts_ = self._best_coefs, self._best_intercepts
         else:
@@ -250,14 +251,14 @@ class Compiled:
 
     # ------------------------------------------------------------ epochs
     def _epoch_ends(self: Any, resident: Resident, loss: float, n_samples: int, score: Any) -> bool:
-        """What scikit-learn does after each epoch; whether it was the last."""
+        """Do what scikit-learn does after each epoch, and return whether to stop."""
         self.n_iter_ += 1
         self.loss_ = loss
         self.t_ += n_samples
         self.loss_curve_.append(loss)
         if self.verbose:
             print(f"Iteration {self.n_iter_}, loss = {loss:.8f}")
-        if score is not None:  # which copies the weights of the best
+        if score is not None:  # scikit-learn copies these if they are the best
             self.coefs_, self.intercepts_ = map(list, weights_of(resident))
         self._update_no_improvement_count(score is not None, score, None, None)
         self._optimizer.iteration_ends(self.t_)
@@ -270,12 +271,12 @@ class Compiled:
             stops = self._optimizer.trigger_stopping(reason, self.verbose)
             if not stops:
                 self._no_improvement_count = 0
-        if self.solver == "sgd":  # also where it stops: partial_fit goes on with this rate
+        if self.solver == "sgd":  # also when it stops: partial_fit continues with this rate
             set_rate(resident, self._optimizer.learning_rate)
         return stops
 
     def _certain_epochs(self: Any) -> int:
-        """How many epochs will follow before one can be the last, change the rate, be judged, or be told of."""
+        """The number of epochs until one can be the last, change the rate, be scored, or be printed."""
         if self.early_stopping or self.verbose or (self.solver == "sgd" and self.learning_rate == "invscaling"):
             return 1
         patience = self.n_iter_no_change + 1 - self._no_improvement_count
@@ -291,7 +292,7 @@ class Compiled:
 
     # ------------------------------------------------------------ early stopping
     def _held_out(self: Any, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the samples to train on, and of those to validate by, as scikit-learn draws them."""
+        """Indexes of the training and validation samples, as scikit-learn draws them."""
         rows, held = train_test_split(
             np.arange(len(y)),
             random_state=self._random_state,
@@ -305,7 +306,7 @@ class Compiled:
         return rows, held
 
     def _measure(self: Any, y: np.ndarray, sample_weight: Any) -> Callable[[np.ndarray], float]:
-        """What scikit-learn's ``_score`` says of the network's outputs: accuracy or R2."""
+        """scikit-learn's ``_score`` of the network's outputs: accuracy or R2."""
         if not is_classifier(self):
             return lambda outputs: r2_score(y, outputs, sample_weight=sample_weight)
         if self.out_activation_ == "softmax":
@@ -327,11 +328,11 @@ class Compiled:
         return score
 
     def _score(self: Any, score: Any, y: Any = None, sample_weight: Any = None) -> float:
-        return score()  # `_update_no_improvement_count` passes on what `_epoch_ends` gave it
+        return score()  # `_update_no_improvement_count` passes on its argument from `_epoch_ends`
 
     # ------------------------------------------------------------ prediction
     def _forward_pass_fast(self: Any, X: Any, check_input: bool = True) -> np.ndarray:
-        """Activations of the last layer, in the precision of the weights; of few samples by scikit-learn's code."""
+        """Activations of the last layer, in the precision of the weights; scikit-learn's code computes few samples."""
         if check_input:
             X = validate_data(self, X, accept_sparse=["csr", "csc"], reset=False)
         with turn(self):
@@ -355,7 +356,7 @@ class Compiled:
 
     # ------------------------------------------------------------ lbfgs
     def _fit_lbfgs(self: Any, X: Any, y: np.ndarray, sample_weight: np.ndarray | None, *rest: Any) -> None:
-        # SciPy moves the parameters; what it asks is answered below
+        # SciPy moves the parameters; the methods below compute loss and gradient for it
         gradient = self._gradient(X, y, sample_weight, rest[-1])
         super()._fit_lbfgs(gradient, y, sample_weight, *rest)  # type: ignore[misc]
 
@@ -365,9 +366,9 @@ class Compiled:
     def _gradient(
         self: Any, X: Any, y: np.ndarray, sample_weight: np.ndarray | None, layer_units: list[int]
     ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-        """The loss over all samples and its gradient, of weights and then biases in one vector.
+        """A function of the packed weights and biases that returns the loss over all samples and its gradient.
 
-        In float64 whatever ``dtype`` says: the line search compares losses that hardly differ.
+        It uses float64 whatever ``dtype`` is, because the line search compares losses that hardly differ.
         """
         design = self._design("lbfgs", "float64", sample_weight, layer_units, at_most(LBFGS_BATCH, len(y)))
         if sample_weight is None:
@@ -397,20 +398,20 @@ class Compiled:
 
 
 def at_most(batch: int, n_samples: int) -> int:
-    """``batch``, or less that also holds all samples: a power of two, so that few programs are compiled."""
+    """``batch``, or a smaller power of two that also holds all samples, so that few programs are compiled."""
     return min(int(batch), 1 << (n_samples - 1).bit_length())
 
 
 def dense(X: Any, dtype: str) -> np.ndarray:
-    """Features as compiled code reads them best; many are not copied."""
+    """Features in the form that compiled code reads best; large arrays are not copied."""
     if isinstance(X, np.ndarray) and X.flags.c_contiguous and X.nbytes > COPIED_BYTES:
         return X
-    with np.errstate(over="ignore"):  # what is infinite in float32 ends as scikit-learn's error about the weights
+    with np.errstate(over="ignore"):  # values that overflow float32 end in scikit-learn's error about the weights
         return np.ascontiguousarray(X.toarray() if issparse(X) else X, dtype)
 
 
 def with_options(**ours: Any) -> Callable[[type], type]:
-    """Give a subclass of a scikit-learn estimator its parent's parameters, whatever the version, and ours."""
+    """Class decorator: the parameters of the scikit-learn parent, of any version, followed by ``ours``."""
 
     def decorate(cls: Any) -> type:
         theirs = cls.__init__
@@ -429,7 +430,7 @@ def with_options(**ours: Any) -> Callable[[type], type]:
     return decorate
 
 
-LABELS = ("binary", "multiclass")  # kinds of targets with one label a sample
+LABELS = ("binary", "multiclass")  # kinds of targets with one label per sample
 _OPTIONS = {
     "dtype": [StrOptions({"auto", "float32", "float64"})],
     "workers": [Interval(Integral, 1, None, closed="left"), None],
@@ -441,16 +442,16 @@ class MLPClassifier(Compiled, neural_network.MLPClassifier):
     """scikit-learn's `MLPClassifier`, trained by a compiled program.
 
     Its parameters, defaults, methods and fitted attributes are those of the installed scikit-learn; see its
-    documentation.  From equal weights and batches it takes the same steps, up to rounding.  The samples of an
-    epoch are shuffled by other random numbers, sparse features are made dense.
+    documentation.  From equal weights and batches it takes the same steps, up to rounding.  Two things differ: other
+    random numbers shuffle the samples of an epoch, and sparse features become dense.
 
     Parameters
     ----------
     dtype : "auto", "float32" or "float64"
-        Precision of training by "sgd" and "adam", and of ``coefs_`` and ``intercepts_``.  "auto" takes float32,
-        but float64 for float64 features so few that it costs little.  "lbfgs" always takes float64.
+        Precision of training by "sgd" and "adam", and of ``coefs_`` and ``intercepts_``.  "auto" is float32, except
+        for few float64 features, for which float64 costs little.  "lbfgs" always uses float64.
     workers : int, optional
-        Threads of a step (default: the cores where a step is long enough to share, at most ``OMP_NUM_THREADS``).
+        Threads of a step (default: the cores if a step is long enough to share, at most ``OMP_NUM_THREADS``).
 
     Examples
     --------
@@ -461,7 +462,7 @@ class MLPClassifier(Compiled, neural_network.MLPClassifier):
     _parameter_constraints = {**neural_network.MLPClassifier._parameter_constraints, **_OPTIONS}
 
     def _validate_input(self: Any, X: Any, y: Any, incremental: bool, reset: bool) -> tuple[Any, np.ndarray]:
-        """As scikit-learn's, which takes most of a short partial_fit's time; faster for labels of known classes."""
+        """As scikit-learn's, which takes most of the time of a short partial_fit.  Faster for labels of known classes."""
         known = getattr(self, "classes_", None)
         if (
             incremental and known is not None and not self.warm_start and self._label_binarizer.y_type_ in LABELS

@@ -1,4 +1,4 @@
-"""The network behind an estimator: its graph, compiled once a design, and its place in a heap."""
+"""The network behind an estimator: its graph, compiled once per design, and its model in a heap."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUT_ACTIVATIONS: dict[str, Callable[[Variable], Variable]] = {
     "identity": lambda z: z,
     "exp": F.exp,
 }
-# Hyperparameters are set in the heap; these only choose the rows.  For L-BFGS, a momentum of 0 is the gradient.
+# Hyperparameters are set in the heap; these only choose the rows.  L-BFGS uses momentum, which with a value of 0 is the gradient.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adam": AdamHat(),
     "sgd": SGD(1.0),
@@ -39,14 +39,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 @dataclass(frozen=True)
 class Design:
-    """What the program of a network depends on.
+    """Everything that determines the program of a network.
 
-    out_activation : softmax, logistic, identity or exp: it decides the loss.
-    optimizer : one of `OPTIMIZERS`, or "": the network only predicts.
+    out_activation : softmax, logistic, identity or exp; it determines the loss.
+    optimizer : one of `OPTIMIZERS`, or "" if the network only predicts.
     weighted : samples have weights.
     penalized : alpha is not 0.
     judged : a path predicts.
-    workers : the largest team (None: as large as a step is worth).
+    workers : the largest team (None: as large as pays for a step).
     """
 
     units: tuple[int, ...]
@@ -62,25 +62,25 @@ class Design:
 
     @property
     def labels(self) -> bool:
-        """Whether targets are class numbers and not a column for each output."""
+        """Whether targets are class numbers, not one column per output."""
         return self.out_activation == "softmax" and not self.weighted
 
     @property
     def normed(self) -> bool:
-        """Whether a batch's sums are divided by the sum of its weights (without weights: of ones)."""
+        """Whether a batch's sums are divided by the sum of its weights, which are ones if no weights are given."""
         return self.optimizer != "lbfgs" and (self.weighted or self.penalized)
 
     @property
     def two_losses(self) -> bool:
-        """Whether the loss is not what is descended: scikit-learn means squared errors over outputs, but descends the sum."""
+        """Whether reported and minimized loss differ: scikit-learn reports the mean over outputs, but descends the sum."""
         return self.out_activation == "identity" and self.units[-1] > 1
 
 
 # ---------------------------------------------------------------- the graph
 def graph_of(design: Design) -> CalcGraph:
-    """Path learn of a design if it has an optimizer, and predict if it is judged.
+    """The graph of a design: path learn if it has an optimizer, and predict if it is judged.
 
-    The loss of a batch is scikit-learn's, ``(sum_i w_i*l_i + alpha/2 * sum W^2) / sum_i w_i``; for L-BFGS it is
+    The loss of a batch is scikit-learn's, ``(sum_i w_i*l_i + alpha/2 * sum W^2) / sum_i w_i``.  For L-BFGS it is
     ``mean_i w_i*l_i``, so that batches add up.
     """
     g = CalcGraph()
@@ -105,7 +105,7 @@ def graph_of(design: Design) -> CalcGraph:
 
 
 def _losses(design: Design, g: CalcGraph, z: Variable, t: Variable) -> tuple[Variable, Variable]:
-    """What is reported, and what is descended: the same, but see `Design.two_losses`."""
+    """The reported and the minimized loss.  They are the same except for `Design.two_losses`."""
     weight = g.placeholder("weight", (None,)) if design.weighted or design.normed else None
     norm = F.sum(weight) if weight is not None and design.normed else None
     if weight is not None and design.weighted:
@@ -124,7 +124,7 @@ def _losses(design: Design, g: CalcGraph, z: Variable, t: Variable) -> tuple[Var
 
 
 def _mean(design: Design, z: Variable, t: Variable) -> Variable:
-    """The mean loss of a batch, by the operators made for it."""
+    """The mean loss of a batch, by the table's loss operators."""
     if design.out_activation == "softmax":
         return F.softmax_cross_entropy(z, t)
     if design.out_activation == "logistic":
@@ -140,13 +140,13 @@ def _each(design: Design, z: Variable, t: Variable) -> Variable:
         return F.sum(apply("binary_cross_entropy_term", z, t), axes=1)
     if design.out_activation == "identity":
         return F.sum(F.square(z - t), axes=1) * 0.5
-    # half the Poisson deviance; what of it depends on the target alone is data
+    # half the Poisson deviance; the part that depends only on the target is data
     return F.sum(F.exp(z) - t * z, axes=1) + z.graph.placeholder("constant", (None,))
 
 
 @lru_cache(KEPT_PROGRAMS)
 def program_of(design: Design) -> Program:
-    """The program of a design, compiled once a process."""
+    """The program of a design, compiled once per process."""
     return compiler.compile(
         graph_of(design), batch_size=design.batch, dtype=design.dtype, workers=design.workers,
         accumulate=design.optimizer == "lbfgs", keep=["loss"] if design.optimizer else [],
@@ -155,7 +155,7 @@ def program_of(design: Design) -> Program:
 
 # ---------------------------------------------------------------- in a heap
 class Network:
-    """A design in a heap of its own; at rest, and in a pickle, it is arrays."""
+    """A design with its own heap.  At rest, and in a pickle, it is arrays."""
 
     def __init__(self, design: Design, seed: int = 0):
         self.design, self.seed, self.rounds = design, seed, 0
@@ -175,21 +175,21 @@ class Network:
         return self._resident
 
     def rest(self) -> None:
-        """Give the heap back."""
+        """Free the heap, keeping the state as arrays."""
         self._keep()
         self._resident = None
 
     def fits(self, design: Design) -> bool:
-        """Whether the state is one for another design."""
+        """Whether the state fits another design."""
         return all(getattr(design, what) == getattr(self.design, what) for what in ("units", "optimizer", "dtype"))
 
     def redesigned(self, design: Design, n_samples: int) -> Network:
-        """The same parameters and optimizer state for a design that they fit."""
+        """The same parameters and optimizer state for a compatible design."""
         batch = self.design.batch
         if design == self.design or (
             replace(design, batch=batch) == self.design and n_samples <= min(batch, design.batch)
         ):
-            return self  # what is one batch in either is one here
+            return self  # all data fit in one batch, so its size makes no difference
         self._keep()
         other = Network(design, self.seed)
         other.rounds, other._state = self.rounds, self._state
@@ -202,7 +202,7 @@ class Network:
 
     @staticmethod
     def _cells(resident: Resident) -> Iterator[tuple[str, np.ndarray]]:
-        """Bytes of all that persists, by name."""
+        """Bytes of all persistent values, by name."""
         cells = resident.elements.view(np.uint8)
         for s in persistent(resident.program).values():
             yield s.name, cells[s.start : s.start + s.bytes.b]
@@ -213,7 +213,7 @@ class Network:
 
 
 def allowed_workers() -> int:
-    """What OMP_NUM_THREADS allows, which joblib also sets where processes share a machine."""
+    """The limit of OMP_NUM_THREADS, which joblib also sets if processes share a machine."""
     try:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     except (KeyError, ValueError):
@@ -235,9 +235,9 @@ def gradients_of(resident: Resident) -> list[np.ndarray]:
 
 
 def set_rate(resident: Resident, rate: float) -> None:
-    """Another learning rate from now on.
+    """Change the learning rate from now on.
 
-    scikit-learn's velocities hold the rate of their time, ours do not: they are scaled.
+    scikit-learn's velocities include the rate of their time, ours do not.  They are rescaled.
     """
     hyper = resident.hyper()
     before = hyper["learning_rate"]

@@ -1,4 +1,4 @@
-"""Grid search whose candidates are trained side by side, as a fleet."""
+"""Grid search that trains its candidates side by side, as a fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from calcvm.sklearn.network import allowed_workers, program_of
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.encoding import ALIGN_BYTES
 
-# what training sets; the rest is set before it
+# attributes set by training; all others are set before
 LEARNED = (
     "coefs_", "intercepts_", "n_iter_", "t_", "loss_", "loss_curve_", "best_loss_", "validation_scores_",
     "best_validation_score_", "_best_coefs", "_best_intercepts", "_no_improvement_count", "_optimizer",
@@ -32,9 +32,9 @@ LEARNED = (
 
 @dataclass
 class Fit:
-    """An estimator and the fold it shall be trained on; all but its training is done."""
+    """An estimator, ready to be trained, and its fold."""
 
-    place: int  # among all pairs of a candidate and a fold
+    place: int  # index among all pairs of candidate and fold
     fold: int
     train: np.ndarray
     estimator: Any
@@ -48,21 +48,21 @@ class FleetSearchCV(GridSearchCV):
     """`GridSearchCV` over a calcvm estimator: all candidates are trained on all folds at once, as one fleet.
 
     The features are shared, not copied for each fold.  The models are those that `GridSearchCV` would train: with
-    a fixed ``random_state`` they are equal bit for bit, and so are the scores.  What no fleet can do is done one
+    a fixed ``random_state`` they are equal bit for bit, and so are the scores.  Fits that a fleet cannot do run one
     after the other: solver "lbfgs", several outputs of a regressor, sparse features, and estimators that are not
     calcvm's, such as pipelines.
 
     Parameters
     ----------
-    estimator, param_grid, ... : as of `GridSearchCV`
+    estimator, param_grid, ... : as for `GridSearchCV`
     n_jobs : int, optional
         Workers of the fleet (default: the machine's cores).
     memory : int or str
-        The most that the fleet's heap may take.  Models that do not fit at once wait their turn.
+        The most memory for the fleet's heap.  Models that do not fit at once are trained in turns.
 
     Notes
     -----
-    ``cv_results_["mean_fit_time"]`` shares the fleet's time out by the epochs that each model took.
+    ``cv_results_["mean_fit_time"]`` divides the fleet's time in proportion to the epochs of each model.
     """
 
     n_jobs: int | None
@@ -75,7 +75,7 @@ class FleetSearchCV(GridSearchCV):
         n_jobs: int | None = self.n_jobs
         self._given = *indexable(X, y), params
         self._workers = allowed_workers() if n_jobs is None else effective_n_jobs(n_jobs)
-        self.n_jobs = None  # the candidates are only scored here: processes would have nothing to do
+        self.n_jobs = None  # candidates are only scored here, so processes would have nothing to do
         try:
             return super().fit(X, y, **params)
         finally:
@@ -116,10 +116,10 @@ class FleetSearchCV(GridSearchCV):
     def _fits(
         self, X: Any, y: Any, params: Mapping[str, Any], candidates: Sequence[dict], folds: Sequence[np.ndarray]
     ) -> list[Fit]:
-        """Candidates on folds, in this order, trained where a fleet can train them."""
+        """Candidates on folds, in this order.  A fleet trains those that it can."""
         try:
             features = check_array(X, dtype=(np.float64, np.float32))
-        except (TypeError, ValueError):  # sparse, or unfit for training: each fit will say so
+        except (TypeError, ValueError):  # sparse, or unfit for training: each fit will raise
             return []
         fits = []
         for place, (candidate, (fold, train)) in enumerate(product(candidates, enumerate(folds))):
@@ -135,7 +135,7 @@ class FleetSearchCV(GridSearchCV):
 def task_of(
     estimator: Any, parameters: Mapping[str, Any], X: np.ndarray, train: np.ndarray, y: Any, params: Mapping[str, Any]
 ) -> Task | None:
-    """What an estimator would learn; its training set is not copied: something else of the shape stands in for it."""
+    """The task that an estimator would learn.  Its training set is not copied: a stand-in of the same shape is used."""
     stand_in = np.broadcast_to(X.dtype.type(0), (len(train), X.shape[1]))
     tasks: list[Task] = []
 
@@ -144,7 +144,7 @@ def task_of(
         return True
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they come again, as errors do: there `error_score` says what becomes of them
+        warnings.simplefilter("ignore")  # the real fit repeats warnings and errors
         try:
             estimator.set_params(**clone(parameters, safe=False))
             if estimator.solver != "lbfgs":
@@ -155,7 +155,7 @@ def task_of(
 
 
 def train_together(fits: Sequence[Fit], X: np.ndarray, memory: int | str, workers: int) -> None:
-    """Train, as one fleet, what a fleet can train."""
+    """Train all fits that a fleet can train, as one fleet."""
     todo = [fit for fit in fits if not fit.task.design.two_losses]
     needed = sum(program_of(fit.task.design).heap_bytes + ALIGN_BYTES for fit in todo)
     largest = max((program_of(fit.task.design).heap_bytes for fit in todo), default=0)
@@ -163,7 +163,7 @@ def train_together(fits: Sequence[Fit], X: np.ndarray, memory: int | str, worker
         text = f"FleetSearchCV: memory={memory!r}, but a candidate needs {largest:,} bytes: raise memory="
         raise PlanError(text, largest, allowed)
     fleet = Fleet(min(allowed, needed), workers)
-    shared: dict[tuple, np.ndarray] = {}  # what models of a fold, or all, have in common
+    shared: dict[tuple, np.ndarray] = {}  # arrays common to all models, or all of a fold
     running = {}
     for fit in todo:
         estimator, task, train = fit.estimator, fit.task, fit.train
@@ -192,7 +192,7 @@ def train_together(fits: Sequence[Fit], X: np.ndarray, memory: int | str, worker
             for loss in handle.losses[estimator.n_iter_ :]:
                 fit.converged = estimator._epoch_ends(resident, float(loss), n_samples, score)
             if not handle.open or fit.converged or estimator.n_iter_ == estimator.max_iter:
-                fit.trained = handle.open  # what is not finite is trained again, to end as it does alone
+                fit.trained = handle.open  # others are trained again alone, to end as they do there
                 estimator._take(resident)
                 handle.close()
                 del running[handle]

@@ -1,7 +1,7 @@
-"""Networks as published, as layers: ``cv.zoo.resnet18(classes=10)``.
+"""Published networks, as layers: ``cv.zoo.resnet18(classes=10)``.
 
-All take ``classes``, ``width``, the channels of their first layer, by which all others grow and shrink, and ``size``, the
-sides of the images that they are for; the channels of these are read off what they are given.
+Parameters of all: ``classes``; ``width``, the channels of the first layer, to which all others are proportional; ``size``,
+the sides of the images in pixels.  The number of image channels follows from the input.
 """
 
 from calcvm import hints

@@ -1,4 +1,4 @@
-"""What all networks of the zoo are asked for."""
+"""Parameters common to all networks of the zoo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LARGEST = 2**20
 
 
 def scaled(name: str, classes: int, width: int, published: int, size: int, least: int) -> Callable[[int], int]:
-    """Checks what a network is asked for; of a published number of channels, that of a network of this width."""
+    """Check the parameters.  Return a function from a published number of channels to that of a network of this width."""
     checks.integer(f"zoo.{name}: classes", classes, 1, LARGEST)
     checks.integer(f"zoo.{name}: width", width, 1, LARGEST)
     checks.integer(f"zoo.{name}: size", size, least, LARGEST)

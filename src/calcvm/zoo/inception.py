@@ -17,7 +17,7 @@ from calcvm.nn import (
 )
 from calcvm.zoo._scale import scaled
 
-# channels of 1x1, before 3x3, 3x3, before 5x5, 5x5, behind the pooling; None: pooling
+# channels of 1x1, before 3x3, 3x3, before 5x5, 5x5, after the pooling; None: a pooling layer
 INCEPTIONS = (
     (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), None,
     (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
@@ -27,7 +27,7 @@ INCEPTIONS = (
 
 
 def googlenet(classes: int = 1000, width: int = 64, size: int = 224) -> Sequential:
-    """Nine inceptions: convolutions of 1, 3 and 5 side by side."""
+    """Nine inception modules: convolutions of 1, 3 and 5 side by side."""
     of = scaled("googlenet", classes, width, 64, size, 31)
 
     def conv(channels: int, kernel: int, stride: int = 1) -> Sequential:

@@ -8,11 +8,11 @@ from calcvm.zoo._scale import scaled
 
 # expansion, channels, blocks, stride of the first
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-START = TruncatedNormal(0.0, 0.09)  # the authors'
+START = TruncatedNormal(0.0, 0.09)  # as the authors
 
 
 def mobilenet_v2(classes: int = 1000, width: int = 32, size: int = 224) -> Sequential:
-    """Inverted residuals with linear bottlenecks; images below 64 keep their size in the first layer."""
+    """Inverted residuals with linear bottlenecks.  Images below 64 pixels keep their size in the first layer."""
     of = scaled("mobilenet_v2", classes, width, 32, size, 16)
     before = of(32)
     net = _conv(before, 3, 1 if size < 64 else 2) >> ReLU6()

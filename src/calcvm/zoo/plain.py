@@ -1,4 +1,4 @@
-"""Networks of layers one after the other."""
+"""Sequential networks: LeNet, AlexNet, OverFeat, VGG."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DEPTHS = {"vgg11": (1, 1, 2, 2, 2), "vgg16": (2, 2, 3, 3, 3), "vgg19": (2, 2, 4,
 
 
 def lenet(classes: int = 10, width: int = 20, size: int = 28) -> Sequential:
-    """Two convolutions of 5 by 5 with pooling, two linear layers: LeCun et al. 1998, as it came with Caffe."""
+    """Two convolutions of 5 by 5 with pooling, two linear layers: LeCun et al. 1998, in the version of Caffe."""
     of = scaled("lenet", classes, width, 20, size, 16)
     convolutions = Conv2d(of(20), 5) >> MaxPool2d(2) >> Conv2d(of(50), 5) >> MaxPool2d(2)
     return convolutions >> Flatten() >> Linear(of(500)) >> ReLU() >> Linear(classes)
 
 
 def alexnet(classes: int = 1000, width: int = 96, size: int = 224) -> Sequential:
-    """Krizhevsky, Sutskever and Hinton 2012, whose second, fourth and fifth convolution are in two groups."""
+    """Krizhevsky, Sutskever and Hinton 2012.  The second, fourth and fifth convolution have two groups."""
     of = scaled("alexnet", classes, width, 96, size, 63)
 
     def conv(channels: int, kernel: int, bias: float, stride: int = 1, groups: int = 1) -> nn.Layer:
@@ -37,7 +37,7 @@ def alexnet(classes: int = 1000, width: int = 96, size: int = 224) -> Sequential
 
 
 def overfeat(classes: int = 1000, width: int = 96, size: int = 231) -> Sequential:
-    """Sermanet et al. 2014, the fast one."""
+    """Sermanet et al. 2014, the fast model."""
     of = scaled("overfeat", classes, width, 96, size, 71)
     features = Conv2d(of(96), 11, 4, init=SMALL) >> ReLU() >> MaxPool2d(2)
     features = features >> Conv2d(of(256), 5, init=SMALL) >> ReLU() >> MaxPool2d(2)
@@ -65,7 +65,7 @@ def _vgg(name: str, classes: int, width: int, size: int) -> Sequential:
     of = scaled(name, classes, width, 64, size, 32)
     layers: list[nn.Layer] = []
     for channels, depth in zip((64, 128, 256, 512, 512), DEPTHS[name]):
-        for _ in range(depth):  # Glorot and Bengio's, of which the authors say that it makes pre-training needless
+        for _ in range(depth):  # Glorot and Bengio's initialization, with which the authors need no pre-training
             layers += [Conv2d(of(channels), 3, padding=1, init=XavierUniform()), ReLU()]
         layers.append(MaxPool2d(2))
     return Sequential(*layers) >> _head(classes, of(4096), of(4096))

@@ -1,4 +1,4 @@
-"""Residual networks: He et al. 2016, whose initialization is that of He et al. 2015."""
+"""Residual networks: He et al. 2016, initialized as in He et al. 2015."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from calcvm.init import HeNormal
 from calcvm.nn import BatchNorm, Conv2d, Flatten, GlobalAvgPool, Linear, MaxPool2d, ReLU, Residual, Sequential
 from calcvm.zoo._scale import scaled
 
-SMALL = 64  # images below it keep their size in the first layers, as He et al. have it for CIFAR
+SMALL = 64  # smaller images keep their size in the first layers, as in He et al. for CIFAR
 
 
 def resnet18(classes: int = 1000, width: int = 64, size: int = 224) -> Sequential:
@@ -22,7 +22,7 @@ def resnet34(classes: int = 1000, width: int = 64, size: int = 224) -> Sequentia
 
 
 def resnet50(classes: int = 1000, width: int = 64, size: int = 224) -> Sequential:
-    """Sixteen blocks of 1 by 1, 3 by 3 and 1 by 1; the stride is that of 3 by 3, as in all of today's."""
+    """Sixteen blocks of 1 by 1, 3 by 3 and 1 by 1.  The 3 by 3 has the stride, as in current implementations."""
     return _resnet("resnet50", (3, 4, 6, 3), _bottleneck, 4, classes, width, size)
 
 

@@ -13,15 +13,15 @@ LEVELS = 5
 
 
 def unet(classes: int = 2, width: int = 64, size: int = 256) -> Sequential:
-    """Five levels of two convolutions; (N, classes, size, size) of images whose sides are multiples of 16, 32 or more."""
+    """Five levels of two convolutions: (N, classes, size, size) from images whose sides are multiples of 16 and at least 32."""
     of = scaled("unet", classes, width, 64, size, 32)
     if size % 16:
-        raise CalcError(f"zoo.unet: size must be a multiple of 16, which its levels halve to whole numbers, not {size}")
+        raise CalcError(f"zoo.unet: size must be a multiple of 16, because four levels halve it, not {size}")
     return _level(0, of) >> Conv2d(classes, 1)
 
 
 def _level(i: int, of: Callable[[int], int]) -> Sequential:
-    """What is made of a level's input: of half its size by the levels below, which the level sees beside its own."""
+    """One level of the network: its own block, joined with the result of the levels below at half its size."""
     channels = of(64 << i)
     if i == LEVELS - 1:
         return _block(channels)

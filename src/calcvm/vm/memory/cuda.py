@@ -1,4 +1,4 @@
-"""Heaps in device memory: slots that copy, and a store in page-locked memory."""
+"""Heaps in device memory: slots that copy their cells, and a store in page-locked memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DeviceMemory:
-    """A heap's one allocation on a GPU."""
+    """The single allocation of a heap on a GPU."""
 
     def __init__(self, device: Cuda, nbytes: int):
         self.device, self.nbytes = device, nbytes
@@ -37,10 +37,10 @@ class DeviceMemory:
 
 
 class DeviceSlot(Slot):
-    """A piece of a heap on a GPU: its cells are copied to and fro.
+    """A piece of a heap on a GPU; its cells are copied to and from the host.
 
-    A copy of the image as the last job left it is kept on the host: it is what `cells` and `keep` give when the
-    device is lost, so that a model can be saved then.
+    The host keeps a copy of the image after the last job.  If the device is lost, `cells` and `keep` use that copy, so the model
+    can still be saved.
     """
 
     writable = False
@@ -70,7 +70,7 @@ class DeviceSlot(Slot):
         return float(cell[0])
 
     def _read(self, cells: np.ndarray, start: int) -> None:
-        """Copy bytes of the piece from ``start`` on; of a lost device, those that were kept."""
+        """Copy bytes of the piece from ``start`` on; if the device is lost, from the host's copy."""
         try:
             with self.device.lock:
                 self.driver.to_host(cells.reshape(-1), self.address + start, self.device.stream)
@@ -82,7 +82,7 @@ class DeviceSlot(Slot):
             cells.reshape(-1).view(np.uint8)[:] = self._last[start - first : start - first + cells.nbytes]
 
     def _write(self, cells: np.ndarray, start: int) -> None:
-        """Copy bytes to the piece, in the stream's order; of pageable memory, so that ``cells`` may go on return."""
+        """Copy bytes to the piece, in stream order.  The source is pageable memory, so ``cells`` may be freed on return."""
         with self.device.lock:
             self.driver.to_device(self.address + start, cells.reshape(-1), self.device.stream)
 
@@ -116,7 +116,7 @@ class DeviceSlot(Slot):
             self.fill(elements)
         except Exception:
             raise
-        except BaseException as signal:  # which tells nobody how far the copy has come
+        except BaseException as signal:  # a signal, which does not show how far the copy has come
             self.fill(elements)
             came = signal
         kept, closed = record.facts.kept, set[str]()
@@ -140,7 +140,7 @@ class DeviceSlot(Slot):
 
     def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
         start, stop = self._span(open)
-        if isinstance(store, PinnedStore):  # in the stream's order; nobody waits
+        if isinstance(store, PinnedStore):  # in stream order, without waiting
             with self.device.lock:
                 self.driver.to_host(store.room(name, facts, stop - start), self.address + start, self.device.stream)
         else:
@@ -184,7 +184,7 @@ class DeviceSlot(Slot):
 
 
 class PinnedStore(MemoryStore):
-    """A `MemoryStore` in page-locked memory: a switch is queued behind what the device does, and the host goes on."""
+    """A `MemoryStore` in page-locked memory: a switch is queued on the device's stream, and the host goes on."""
 
     def __init__(self, device: Cuda):
         super().__init__()
@@ -195,7 +195,7 @@ class PinnedStore(MemoryStore):
         self.room(name, facts, image.nbytes)[:] = np.frombuffer(image, np.uint8)
 
     def room(self, name: str, facts: Mapping[str, Any], nbytes: int) -> np.ndarray:
-        """Where a model's image is to be copied to."""
+        """The destination for a model's image."""
         kept = self._kept.get(name)
         if kept is None or kept[1].nbytes != nbytes or kept[0] is not facts:
             view = self._device.driver.pinned(nbytes).data if kept is None or kept[1].nbytes != nbytes else kept[1]
@@ -203,7 +203,7 @@ class PinnedStore(MemoryStore):
         return np.frombuffer(kept[1], np.uint8)
 
     def kept(self, name: str, nbytes: int) -> np.ndarray:
-        """A model's image, to be copied to the device."""
+        """A model's image, as the source of a copy to the device."""
         _, view = self._kept[name]
         return np.frombuffer(view, np.uint8, nbytes)
 

@@ -1,4 +1,8 @@
-"""Whole passes over data sets in compiled code: feeds, rounds, sums of results, outputs."""
+"""Whole passes over data sets in compiled code: feeds, rounds, sums of results, outputs.
+
+Fetching and delivering are words of the job, not rows: rows of an untrusted file must not hold addresses.  Rounds have up to
+three sizes (technical batch, rest of a learning batch, rest of the data), each with its own patched copy of the rows.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,15 @@ from calcvm.vm.run.slices import ended, latest, sliced
 class Epoch:
     """Passes over the samples of arrays, in batches, through a path of a model.
 
-    data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.run.feeds`).
-        Where the path's output is among them, the network is not run: results are of those outputs.
-    held : what has no samples, such as a table: set where the model is, before rounds run.
-    samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
-    train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
-    learning : samples of a learning batch (default: the program's batch, one round each).
-    results : scalar results of the samples: of means over them the mean, of sums the sum; what is a function of such totals is
-        computed of those of the whole pass, when it is over.  In training that is so where ``of_totals``: else, and of a loss that
-        is no such function, it is the mean of what the learning batches have descended.
+    data : placeholder -> array of samples, read in place if possible (`calcvm.vm.run.feeds`).
+        If it contains the path's output, the network does not run: the results use these outputs.
+    held : arrays without samples, such as a table; written to the heap before rounds run.
+    samples : indexes of the samples to use (default: all), or a slice; the arrays are not copied.
+    train : each round also runs backward, and each learning batch ends with an update (``trains``: the path, or None).
+    learning : samples per learning batch (default: the program's batch, one round each).
+    results : scalar results over the samples.  A mean over samples becomes the mean of the pass, a sum its sum.  A function of such
+        totals is computed from the totals of the whole pass, at its end; in training only with ``of_totals``.  Otherwise, and for
+        a loss that is no such function, the result is the mean over the learning batches.
     outputs : result -> array that receives its value for every sample.
     """
 
@@ -72,7 +76,7 @@ class Epoch:
         self.samples = n = n if self._index is None else len(self._index)
         batch = program.batch_size
         learning = batch if learning is None else learning
-        if not 1 <= learning <= batch:  # compiled code counts with it
+        if not 1 <= learning <= batch:  # compiled code does not check it
             check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
@@ -91,7 +95,7 @@ class Epoch:
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
         for name in results:
             if loaded.symbol(name).elems != 1 or name in own:
-                raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
+                raise CalcError(f"{name!r} is not a single number: it has no mean over the samples")
         facts = loaded.training(path) if train else {}
         offsets = [
             _counted(loaded.symbol(name).offset, str(loaded.variables[name].get("over")), name == facts.get("loss"))
@@ -126,11 +130,11 @@ class Epoch:
         self._adds_up = bool(facts.get("accumulate"))
         whole = (
             train and loaded.variables[facts["loss"]].get("over") == "sum"
-        )  # of a sum, each round's gradient counts whole
+        )  # for a sum, each round's gradient counts in full
         weighs = self._adds_up and not whole
         seed_off = program.symbols[facts["seed"]].offset if weighs else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
-        self._job_address = job.ctypes.data  # asked for once: that takes as long as a small round
+        self._job_address = job.ctypes.data  # read once: each read takes as long as a small round
         device.prepare_task(job, loaded)
         job[layout.ROW_BYTES] = program.row_bytes
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
@@ -149,22 +153,22 @@ class Epoch:
         job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
         job[layout.FUNCTIONS] = device.constant(self._functions) if functions else 0
-        self._per_round = 0.0  # seconds, as last measured
-        self._before = 0  # passes, before this one
+        self._per_round = 0.0  # seconds, by the last measurement
+        self._before = 0  # passes before the current one
 
     def release(self) -> None:
-        """Let the arrays go; the model is closed, and no pass can begin."""
+        """Drop the arrays; the model is closed, so no pass can begin."""
         self._arrays.clear()
 
     def begin(self, key: int | None) -> None:
-        """Start a pass: in the order that ``key`` chooses, or (None) in the data's own.
+        """Start a pass, in the order that ``key`` selects, or in the data's order (None).
 
-        What an earlier one has left of a learning batch is dropped.
+        Leftovers of an unfinished learning batch are discarded.
         """
         if self._adds_up and self.trains in self.model.record.open:
             self.model.drop_added(str(self.trains))
         before, job = self.passes, self.job
-        self._before = before  # no signal is heard between this and the next
+        self._before = before  # no signal is handled between this and the next statement
         job[layout.REACHED] = job[layout.FIRST] = 0
         self._found.clear()
         self._sums.array[:] = 0
@@ -172,24 +176,24 @@ class Epoch:
 
     @property
     def passes(self) -> int:
-        """How many passes the model has been through from their begin to their end."""
+        """Number of complete passes."""
         return self._before + (self.job.item(layout.REACHED) == self.rounds)
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
-        """Run the pass in slices of about ``seconds``, each a turn; yields how many rounds are done.
+        """Run the pass in slices of about ``seconds``, one turn each; yields the number of finished rounds.
 
-        A slice ends where a multiple of one of ``marks`` is done.
-        Who trains has the model's ``change`` from `begin` to the end.
+        A slice ends when a multiple of one of ``marks`` is reached.
+        A thread that trains holds the model's ``change`` from `begin` to the end.
         """
         try:
             yield from self._slices(seconds, marks)
             self._device.collect(*self._outputs.values())
-        finally:  # also where training was interrupted in the middle of a learning batch
+        finally:  # also if training was interrupted in the middle of a learning batch
             if self.trains is not None:
                 self.model.drop_added(self.trains)
 
     def whole(self, seconds: float) -> None:
-        """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
+        """Run a pass in the data's order, as one turn, in slices that allow Ctrl-C."""
         with self.model.record.turn.mine:
             self.begin(None)
             for _ in self.slices(seconds):
@@ -200,8 +204,8 @@ class Epoch:
         if not facts["totals"]:
             raise CalcError(
                 f"{name!r} of {self.samples} samples in batches of {batch}: it is no function of means or sums over "
-                f"samples, since {facts['why']} makes something else of a batch; compile with batch_size={self.samples}, leave "
-                "it out, or compute it from what predict gives"
+                f"samples, because {facts['why']} combines a batch in another way; compile with batch_size={self.samples}, leave "
+                "it out, or compute it from the output of predict"
             )
 
     def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
@@ -211,9 +215,9 @@ class Epoch:
             yield done
 
     def epochs(self, n: int, seconds: float, shuffle: bool = True) -> Iterator[list[float]]:
-        """Train for ``n`` passes in the orders that the model's seed chooses; yields the results' means of each.
+        """Train for ``n`` passes, shuffled by the model's seed; yields the results' means of each pass.
 
-        Where one worker runs the model, compiled code goes on from pass to pass, and comes back after ``seconds``.
+        With one worker, compiled code continues from pass to pass, and returns after ``seconds``.
         """
         model, facts = self.model, self.model.facts
         if model.workers > 1:
@@ -239,7 +243,7 @@ class Epoch:
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
                     job[layout.COUNT] = count
                     slot.execute("run_task", job, self._job_address, 1)
-                    while job[layout.PART]:  # a round is run to its end while the model is there
+                    while job[layout.PART]:  # a round runs to its end while the model is in the heap
                         slot.execute("run_task", job, self._job_address, 1)
                     self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
@@ -250,7 +254,7 @@ class Epoch:
             model.drop_added(str(self.trains))
 
     def _run(self, count: int) -> float:
-        """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
+        """Run the next ``count`` whole rounds in a turn; returns the seconds they took."""
         job, parts, workers = self.job, self._parts, self._workers
         with self.model.record.turn.mine:
             slot, start = self._enter(), time.perf_counter()
@@ -275,24 +279,24 @@ class Epoch:
         return slot
 
     def hold(self, slot: Slot) -> None:
-        """Set what has no samples, and stays as it is."""
+        """Write the arrays that have no samples."""
         for name, array in self.held.items():
             slot.write(self.model.loaded.symbol(name), array, array.shape)
 
     def occupy(self) -> None:
-        """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
+        """Record the effect of rounds on the model: earlier contents of placeholders and results are gone."""
         record = self.model.record
         record.forget()
         record.changed |= self._changes
         if self.trains is not None:
             record.graded.add(self.trains)
             record.trains = get_ident()
-            if self._adds_up:  # until the pass is settled; what only looks leaves it as it is
+            if self._adds_up:  # until the pass is settled; readers leave it as it is
                 record.open.add(self.trains)
                 record.passing = self.trains
 
     def mean(self, name: str) -> float:
-        """A result of the samples seen so far in this pass."""
+        """A result over the samples seen so far in this pass."""
         if name in self._totals and self.passes > self._before:
             if not self._found:
                 with self.model.record.turn.mine:
@@ -307,7 +311,7 @@ class Epoch:
 
 
 def _counted(offset: int, over: str, by_learning: bool = False) -> int:
-    """An offset of a result for `calcvm.vm.run.samples.deliver`: of a sum over the samples of the pass, or of learning batches."""
+    """A result's offset for `calcvm.vm.run.samples.deliver`, marked if it is a sum over the pass, or over learning batches."""
     return offset if over != "sum" else -1 - offset - (layout.BY_LEARNING if by_learning else 0)
 
 
@@ -315,15 +319,15 @@ _indexes: weakref.WeakValueDictionary[bytes, np.ndarray] = weakref.WeakValueDict
 
 
 def _index(samples: np.ndarray, n: int) -> np.ndarray:
-    """Numbers of samples, checked against their number: a copy, as compiled code reads them unchecked; equal ones share one."""
+    """Sample indexes, checked and copied, because compiled code does not check them; equal ones share one array."""
     index = np.asarray(samples)
     if index.dtype == bool and index.shape == (n,):
         index = np.flatnonzero(index)
     if index.ndim != 1 or index.dtype.kind not in "iu" or not len(index):
-        raise CalcError(f"samples: give a slice or numbers of samples, shape (n,); this is {index.dtype} {index.shape}")
+        raise CalcError(f"samples: give a slice or indexes of samples, shape (n,); this is {index.dtype} {index.shape}")
     low, high = index.min(), index.max()
     if low < 0 or high >= n:
-        raise CalcError(f"samples: numbers from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
+        raise CalcError(f"samples: indexes from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
     index = np.array(index, np.int64)
     key = blake2b(index.data, digest_size=16).digest()
     if (known := _indexes.get(key)) is None or not np.array_equal(known, index):
@@ -333,7 +337,7 @@ def _index(samples: np.ndarray, n: int) -> np.ndarray:
 
 
 def shuffling_key(seed: int, epoch: int) -> int:
-    """What chooses the order of an epoch's samples: a function of the model's seed and the epochs done before."""
+    """The key of an epoch's sample order: a function of the model's seed and the number of earlier epochs."""
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
 
 

@@ -1,4 +1,4 @@
-"""The heap: one allocation of a fixed size that models share, side by side or one after the other."""
+"""The heap: one allocation of fixed size that models share, side by side or in turn."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from calcvm.vm.run.pieces import Pieces
 if TYPE_CHECKING:
     from calcvm.vm.run.cuda.device import Cuda
 
-MOST_DRAWN = 64  # slots of which one gives way
-SPARE_SLOTS = 64  # kept to be used again: making one takes as long as two switches
+MOST_DRAWN = 64  # slots from which one is drawn for eviction
+SPARE_SLOTS = 64  # kept for reuse: creating one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(memory: int | str, what: str = "memory") -> int:
-    """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...); ``what`` names it in errors."""
+    """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...); ``what`` names the value in errors."""
     if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool) and memory >= 0:
         return int(memory)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]*)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
@@ -54,7 +54,7 @@ def parse_bytes(memory: int | str, what: str = "memory") -> int:
 
 @dataclass
 class Stats:
-    """What switching has cost: ``switches`` of models into the heap, ``bytes`` copied out and in, ``seconds``."""
+    """Cost of switching: ``switches`` of models into the heap, ``bytes`` copied in and out, ``seconds``."""
 
     switches: int = 0
     bytes: int = 0
@@ -65,23 +65,23 @@ class Stats:
 
 
 class CalcHeap(Uncopied):
-    """Memory for models: ``nbytes`` bytes, allocated once and never more.
+    """Memory for models: ``nbytes`` bytes, allocated once; it never grows.
 
-    Models lie side by side while they fit.  Where room is needed, some of those used less recently are switched out: their
-    persistent block (parameters, buffers, state, optimizer) is copied to the store, and back when they are used again.  Nothing is
-    planned, compiled or allocated for it, and training goes on with the same bits.
+    Models lie side by side while they fit.  When room is needed, less recently used models are switched out: their
+    persistent block (parameters, buffers, state, optimizer) is copied to the store, and back before the next use.  A switch
+    plans, compiles and allocates nothing, and training continues bit for bit.
 
     Parameters
     ----------
     memory : int or str
         Bytes, or a text such as ``"64 MiB"``.
     store : MemoryStore or FileStore, optional
-        Where models are that are not in the heap (default: a `MemoryStore` of its own).
+        Holds the models that are not in the heap (default: a `MemoryStore` for this heap).
     device : str
-        Whose memory it is: that of the device the models' programs are compiled for ("cpu" and "blas" share one).
+        The device whose memory it is; the models' programs must be compiled for it ("cpu" and "blas" share memory).
     page_folder : str, optional
-        Where files lie that hold the pages of models planned with ``page_bytes=``, one a model in the heap, which take
-        that much room and no other process sees (default: the system's folder for such files, which may be in memory itself).
+        Folder for the page files of models planned with ``page_bytes=``, one per model in the heap.  A file takes that much
+        room, and no other process sees it (default: the system's folder for temporary files, which may itself be in memory).
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class CalcHeap(Uncopied):
     """
 
     closed = False
-    _instead = "its models are, or keep them in a FileStore; another heap has its own memory"
+    _instead = "copy its models, or keep them in a FileStore; another heap has its own memory"
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class CalcHeap(Uncopied):
         beside = MemoryStore() if on_host else PinnedStore(gpu)
         self.store: Store = beside if store is None else store
         self._reads = bool(getattr(store, "read_only", False))
-        self._images = beside if self._reads else self.store  # of models that are not in the heap
+        self._images = beside if self._reads else self.store  # of the models that are not in the heap
         self.stats = Stats()
         self._memory: Memory = (
             HostMemory(self.nbytes, None if page_folder is None else os.fspath(page_folder))
@@ -123,17 +123,17 @@ class CalcHeap(Uncopied):
             else DeviceMemory(gpu, self.nbytes)
         )
         self._slots: OrderedDict[Slot, None] = OrderedDict()  # least recently used first
-        self._pieces = Pieces(self.nbytes)  # what no slot takes
+        self._pieces = Pieces(self.nbytes)  # free memory
         self._spare: dict[tuple[Loaded, int], Slot] = {}
         self._records: dict[str, Record] = {}
         self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
         self._last: Record | None = None
-        self._lock = threading.RLock()  # taken for moments; who has it waits for nobody's turn
-        self._torn = False  # a change of slots and pieces, made under `_lock`, is not finished
-        self._orphaned = False  # a model that was to be added was not: its slot is nobody's
-        self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
+        self._lock = threading.RLock()  # held briefly; a thread that has it waits for no turn
+        self._torn = False  # a change of slots and pieces under `_lock` is unfinished
+        self._orphaned = False  # adding a model failed: its slot belongs to no model
+        self.turns: list[Turns] = []  # turns that keep models in this heap, besides the models' own
         self._numbered, self._draws = 0, 0
-        if self._images.persistent:  # a process that ends in order leaves nothing unsaved
+        if self._images.persistent:  # an orderly exit leaves nothing unsaved
             self._end = weakref.finalize(
                 self, _flush_at_exit, self._records, self.store, os.getpid(), weakref.ref(self)
             )
@@ -147,9 +147,9 @@ class CalcHeap(Uncopied):
         Parameters
         ----------
         workers : int, optional
-            Team that runs it (default: the program's).
+            Size of the team that runs it (default: the program's).
         name : str, optional
-            By which store and heap know it (default: ``model-0``, ``model-1``, ...).
+            Its name in the store and the heap (default: ``model-0``, ``model-1``, ...).
 
         Raises
         ------
@@ -169,7 +169,7 @@ class CalcHeap(Uncopied):
         workers: int | None = None,
         name: str | None = None,
     ) -> Resident:
-        """A model as it was elsewhere: its facts, and its image with its gradients (`Slot.get_image`); as `load`."""
+        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `load`."""
 
         def fill(model: Resident) -> None:
             model.slot.set_image(image, open=True)
@@ -178,12 +178,12 @@ class CalcHeap(Uncopied):
         return self._start(program, facts, workers, name, fill)
 
     def copy(self, model: Resident, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
-        """A new model like one of this heap, in the same or in another (see `Resident.copy`)."""
+        """A copy of one of this heap's models, in the same heap or in another (see `Resident.copy`)."""
         _check_model("copy", model)
         if heap is not None:
             checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         with model.record.turn.mine:
-            image = model.image()  # first: a fleet that trains it takes note of its epochs when it leaves it
+            image = model.image()  # first: a fleet that trains the model updates its epochs when it releases it
             facts = {**model.facts, "open": model.adding}
         return (heap or self).adopt(model.program, facts, image, model.workers, name)
 
@@ -195,7 +195,7 @@ class CalcHeap(Uncopied):
         name: str | None,
         fill: Callable[[Resident], None],
     ) -> Resident:
-        """A new model, of which ``fill`` sets what persists.  The heap has it when it is whole, and not before."""
+        """A new model; ``fill`` sets its persistent part.  The heap lists the model only when it is complete."""
         self.check_open()
         self._check_device(program)
         self._check_room(program)
@@ -214,7 +214,7 @@ class CalcHeap(Uncopied):
                 self._bring(record, fresh=True)
                 fill(Resident(self, record))
                 with self._lock:
-                    record.name = self._new_name(name)  # another thread may have been faster
+                    record.name = self._new_name(name)  # another thread may have taken the name
                     record.turn.what = record.training.what = f"model {record.name!r}"
                     self._records[record.name] = record
                     return self._handle(record)
@@ -223,13 +223,13 @@ class CalcHeap(Uncopied):
             raise
 
     def open(self, name: str, *, workers: int | None = None) -> Resident:
-        """A model of the store, by name: one that an earlier process trained, for instance.
+        """A model of the store, by name, for instance one that an earlier process trained.
 
         Raises
         ------
-        CalcError : there is no such model, or it is of another device.
+        CalcError : there is no such model, or it is for another device.
         PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
-        ProgramError : its file is torn, altered or foreign; the error names the file.
+        ProgramError : its file is truncated, altered or foreign; the error names the file.
         """
         checks.text("a model's name", name)
         workers = None if workers is None else checks.integer("workers", workers)
@@ -250,11 +250,11 @@ class CalcHeap(Uncopied):
             lasting = loaded.image_bytes(bool(facts.get("open")))
             if image.nbytes != lasting:
                 raise ProgramError(
-                    f"{where}: an image of {image.nbytes:,} bytes for a program of {lasting:,} that persist"
+                    f"{where}: an image of {image.nbytes:,} bytes for a program with {lasting:,} persistent bytes"
                 )
             self._check_room(program)
             team = program.workers if workers is None else min(workers, program.workers)
-            if self._reads:  # another process may write the model anew: it stays what it is here until it is closed
+            if self._reads:  # another process may rewrite the model: this copy is used until it is closed
                 self._images.put(name, facts, image)
             record = Record(name, loaded, team, facts)
             record.open = _open(loaded, facts)
@@ -302,40 +302,40 @@ class CalcHeap(Uncopied):
 
     @property
     def names(self) -> list[str]:
-        """Names of all models, loaded or in the store."""
+        """Names of all models, open or in the store."""
         with self._lock:
             self._mend()
             return sorted({*self._records, *self.store.names()})
 
     @property
     def resident(self) -> Resident | None:
-        """The model used last."""
+        """The most recently used model."""
         with self._lock:
             return None if self._last is None else self._handle(self._last)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that no model holds (not necessarily in one piece)."""
+        """Free bytes (not necessarily contiguous)."""
         with self._lock:
             self._mend()
             return self._pieces.free_bytes
 
     def flush(self) -> None:
-        """Write every model that has changed to the store; waits for the turn of each.
+        """Write every changed model to the store; waits for the turn of each.
 
         Raises
         ------
-        CalcError : some could not be written; all others have been.
+        CalcError : some could not be written; all others were.
         """
         self._write_all()
 
     def close(self) -> None:
-        """Write what has changed, close the store (the last of its heaps does), give the memory back; models cannot be used then.
+        """Write changed models, close the store (with the last of its heaps) and free the memory; models are unusable afterwards.
 
         Raises
         ------
-        CalcError : a model is in use by a thread that waits for one that this thread keeps; or some could not be written.  All
-            others have been, and closing it again tries these once more.
+        CalcError : a model is in use by a thread that waits for a model that this thread holds; or some could not be written.
+            All others were written, and another `close` retries the rest.
         """
         while self._records:
             self._write_all(drop=True)
@@ -351,10 +351,10 @@ class CalcHeap(Uncopied):
             self._memory.close()
 
     def check_open(self) -> None:
-        """CalcError: the heap is closed."""
+        """Raise a CalcError if the heap is closed."""
         if self.closed:
             raise CalcError(
-                "the heap is closed: what was in it is in its store, if that keeps models; make another one, or close it later"
+                "the heap is closed: its models are in its store, if that is persistent; make another heap, or close it later"
             )
 
     def __enter__(self) -> CalcHeap:
@@ -366,13 +366,13 @@ class CalcHeap(Uncopied):
     # ------------------------------------------------------------ switching
     @property
     def still(self) -> Any:
-        """A lock: who has it, for a moment, finds no model brought in or out."""
+        """A lock, to be held briefly, during which no model is switched in or out."""
         return self._lock
 
     def enter(self, record: Record) -> Slot:
-        """The slot of a model whose turn this thread has: its own until the turn ends.
+        """The slot of a model whose turn this thread has; the slot stays the model's until the turn ends.
 
-        Brings it into the heap, and waits where other threads use all others (PlanError: this one uses them).
+        Brings the model into the heap.  Waits if other threads use all other slots (PlanError: this thread uses them).
         """
         if record.calls is not None and record.calls.behind():
             with self._lock:
@@ -381,13 +381,13 @@ class CalcHeap(Uncopied):
         return slot if slot is not None and self._last is record else self._bring(record)
 
     def keep(self, record: Record, keeper: Turns) -> Slot | None:
-        """Bring a model into the heap for as long as this thread's turn at ``keeper`` lasts, or `let_go` is called.
+        """Bring a model into the heap while this thread's turn at ``keeper`` lasts, or until `let_go`.
 
-        Until then whoever else takes the model's turn waits.  None : another thread has it, it is closed, or there is no
-        room.
+        Other threads that take the model's turn wait until then.  None : another thread has the turn, the model is closed, or
+        there is no room.
         """
         with self._lock:
-            record.ready = None  # who takes its turn from now on looks here who keeps it
+            record.ready = None  # a thread that takes its turn from now on checks here for a keeper
             if record.turn.taken or record.loaded is None:
                 return None
             return self._find(record, False, keeper)
@@ -399,7 +399,7 @@ class CalcHeap(Uncopied):
             slot.keeper = None
 
     def _bring(self, record: Record, fresh: bool = False) -> Slot:
-        """As `enter`, of a model that is not there, or was not the last."""
+        """As `enter`, for a model that is not in the heap or was not used last."""
         slot = self._find(record, fresh)
         if slot is not None:
             return slot
@@ -407,7 +407,7 @@ class CalcHeap(Uncopied):
             since = monotonic()
             while (slot := self._find(record, fresh)) is None:
                 with self._lock:
-                    for other in self._slots:  # those who use them again and again let this thread go first
+                    for other in self._slots:  # threads that use these models repeatedly let this thread go first
                         if other.record is not None:
                             other.record.turn.after(ticket)
                 if stuck(ticket, lambda: self._holders(record)):
@@ -422,7 +422,7 @@ class CalcHeap(Uncopied):
             return slot
 
     def _holders(self, record: Record) -> list[int]:
-        """Threads of which one must go on before a model can come in, or is let go (0: nobody)."""
+        """Threads of which one must go on before a model can come in, or is let go (0: none)."""
         with self._lock:
             if record.slot is not None:
                 keeper = record.slot.keeper
@@ -434,9 +434,9 @@ class CalcHeap(Uncopied):
             ] or [0]
 
     def _find(self, record: Record, fresh: bool, keeper: Turns | None = None) -> Slot | None:
-        """A model's slot, into which it is brought; None where all slots, or this one, are other threads'.
+        """A model's slot, after bringing the model in; None if other threads use all slots, or this one.
 
-        It is ready for whoever has the model's turn, or kept by ``keeper``, and at no moment both.
+        The slot is either ready for the thread with the model's turn, or kept by ``keeper``, and never both.
         """
         with self._lock:
             self._mend()
@@ -444,8 +444,8 @@ class CalcHeap(Uncopied):
                 raise CalcError(f"model {record.name!r} is closed")
             if record.lost:
                 raise CalcError(
-                    f"model {record.name!r} was in use by another thread when this process was forked, and is in the "
-                    "middle of that here: load it anew, or fork while nobody uses it"
+                    f"model {record.name!r} was in use by another thread when this process was forked, so it is in an "
+                    "undefined state here: load it again, or fork while no thread uses it"
                 )
             slot = record.slot
             if slot is None:
@@ -462,7 +462,7 @@ class CalcHeap(Uncopied):
             return slot
 
     def _switch_in(self, record: Record, loaded: Loaded, fresh: bool) -> Slot | None:
-        """Bring a model into a slot; None where all slots are kept."""
+        """Bring a model into a slot; None if all slots are in use."""
         stats, started = self.stats, perf_counter()
         self._torn = True
         slot = self._room(loaded)
@@ -481,13 +481,13 @@ class CalcHeap(Uncopied):
         return slot
 
     def _room(self, loaded: Loaded) -> Slot | None:
-        """A slot for a program that holds no model, making room where there is none."""
+        """An empty slot for a program; evicts models if necessary."""
         while True:
             piece = self._pieces.take(loaded.program.heap_bytes)
             if piece is not None:
                 slot = self._spare.pop((loaded, piece[0]), None) or self._memory.slot(loaded, *piece)
                 self._slots[slot] = None
-                slot.clear_padding()  # of another program's model
+                slot.clear_padding()  # another program's model may have used it
                 return slot
             while (oldest := next(iter(self._slots), None)) is not None and _used_since(oldest):
                 self._slots.move_to_end(oldest)
@@ -500,11 +500,10 @@ class CalcHeap(Uncopied):
             self._free(victim)
 
     def _victim(self) -> Slot | None:
-        """A slot that holds no model now: of those that are not in use one that was used less recently; None: there is none.
+        """A slot, now empty, from among the less recently used ones that are not in use; None: there is none.
 
-        It is drawn from the last quarter.  Where models are used one after the other, and one more than there is room for, the one
-        used least recently would be wanted next, and each of them be switched in each time around.  A model that cannot be written
-        stays where it is (CalcError: there is no other).
+        The slot is drawn from the least recently used quarter.  With strict LRU, a cycle through one model more than fits would
+        switch in every model each time around.  A model that cannot be written stays in place (CalcError: there is no other).
         """
         failed: CalcError | None = None
         last = min(len(self._slots) // 4, MOST_DRAWN)
@@ -525,34 +524,34 @@ class CalcHeap(Uncopied):
         return None
 
     def _commit_to_leave(self, slot: Slot) -> None:
-        """Copy the model of a slot out, if it may have changed; the slot is nobody's then."""
+        """Copy a slot's model out, if it may have changed; the slot is empty then."""
         record = slot.record
         if record is not None:
             self._commit(record)
             slot.record = record.slot = None
 
     def _is_free(self, slot: Slot) -> bool:
-        """Whether nobody uses the model in a slot, and nobody will who does not come here first."""
+        """Whether no thread uses the model in a slot, nor can start to without coming here first."""
         record, keeper = slot.record, slot.keeper
         if record is None:
             return True
-        record.ready = None  # before looking: who has the turn after this finds it not ready
+        record.ready = None  # before looking: a thread that takes the turn later finds it not ready
         return unlocked(record.turn.lock) and (keeper is None or unlocked(keeper.lock))
 
     def _free(self, slot: Slot) -> None:
         del self._slots[slot]
         self._pieces.give(slot.start, slot.stop)
         slot.keeper = None
-        if slot.loaded.program.page_bytes:  # its file goes with it
+        if slot.loaded.program.page_bytes:  # its page file goes with it
             return
         if len(self._spare) >= SPARE_SLOTS:
             del self._spare[next(iter(self._spare))]
         self._spare[slot.loaded, slot.start] = slot
 
     def _mend(self) -> None:
-        """Make whole what an exception has left behind in the middle of a change.
+        """Repair the state after an exception in the middle of a change.
 
-        A slot's record is the truth: it is set when the model is in the slot, and unset when the store has it.
+        A slot's record is the truth: it is set when the model is in the slot, and unset when the store has the model.
         """
         if not (self._torn or self._orphaned):
             return
@@ -573,20 +572,20 @@ class CalcHeap(Uncopied):
                 self._drop(record)
 
     def commit(self, model: Resident) -> None:
-        """Write a model to the store now, if it has changed and the store outlives the process."""
+        """Write a model to the store now, if it has changed and the store is persistent."""
         _check_model("commit", model)
         if self._images.persistent:
             self._write(model.record)
 
     def write_kept(self, record: Record) -> None:
-        """As `commit`, of a model that this thread keeps: whoever has its turn waits for that to end."""
+        """As `commit`, for a model that this thread keeps: the thread with its turn waits for that to end."""
         if self._images.persistent:
             with self._lock:
                 self._mend()
                 self._commit(record)
 
     def _write(self, record: Record, drop: bool = False) -> None:
-        """Copy a model to the store, if it may have changed, and forget it if asked to; one that is closed was written then."""
+        """Copy a model to the store, if it may have changed; ``drop`` : forget it.  A closed model was already written."""
         with record.turn.mine:
             self._reach(record)
             with self._lock:
@@ -597,12 +596,12 @@ class CalcHeap(Uncopied):
                         self._drop(record)
 
     def _write_all(self, drop: bool = False) -> None:
-        """`_write` all models; what one cannot be written for keeps no other from it."""
+        """`_write` all models; a failure with one does not stop the others."""
         records = [*self._records.values()]
         _each(records, lambda record: self._write(record, drop))
 
     def _reach(self, record: Record) -> None:
-        """Wait until nobody else keeps a model whose turn this thread has."""
+        """Wait until no other thread keeps a model whose turn this thread has."""
         with self._lock:
             slot = record.slot
             kept = slot is not None and slot.keeper is not None and slot.keeper.taken
@@ -610,12 +609,12 @@ class CalcHeap(Uncopied):
             self.enter(record)
 
     def opened(self, name: str) -> bool:
-        """Whether it has a model of this name open; asked by other heaps too, whose locks are held then."""
+        """Whether a model of this name is open; other heaps call this while they hold their locks."""
         record = self._records.get(name)
         return record is not None and record.loaded is not None
 
     def _elsewhere(self, name: str) -> bool:
-        """Whether another heap of this store, where that is written to, has a model of this name open."""
+        """Whether another heap with this store, if it is writable, has a model of this name open."""
         return not self._reads and any(other.opened(name) for other in [*_users(self.store)] if other is not self)
 
     def _check_elsewhere(self, name: str) -> None:
@@ -628,12 +627,12 @@ class CalcHeap(Uncopied):
         return self._records.get(record.name) is record
 
     def _commit(self, record: Record) -> None:
-        """Copy a model whose turn it is to where images are, if it may have changed."""
+        """Copy a model to the store of images, if it may have changed; the caller has its turn."""
         if record.unsaved and not record.lost:
             self.stats.bytes += put(record, record.slot, self._images)
 
     def remove(self, model: Resident) -> None:
-        """Give a model's room back (see `Resident.close`), when nobody else trains it any more."""
+        """Free a model's room (see `Resident.close`), once no other thread trains it."""
         _check_model("remove", model)
         record = model.record
         if record.turn.lock._is_owned():  # type: ignore[attr-defined]
@@ -649,7 +648,7 @@ class CalcHeap(Uncopied):
                 self._drop(record)
 
     def _drop(self, record: Record) -> None:
-        """Forget a model; what an exception leaves of it, `_mend` drops."""
+        """Forget a model; `_mend` finishes this after an exception."""
         self._torn = True
         record.loaded = record.ready = None
         slot = record.slot
@@ -664,11 +663,11 @@ class CalcHeap(Uncopied):
         self._torn = False
 
     def _after_fork(self) -> None:
-        """In a forked child: no other thread is there, and what one was doing is not finished."""
+        """Reset in a forked child: other threads are gone, and their work is unfinished."""
         self._lock, self._torn = threading.RLock(), True
         for record in self._records.values():
             if record.calls is not None:
-                record.calls.disarm()  # it looks at locks that are not any more
+                record.calls.disarm()  # it reads locks that no longer exist
         keepers = {keeper for slot in self._slots if (keeper := slot.keeper) is not None and keeper.renew()}
         for slot in self._slots:
             if slot.record is not None and (slot.record.turn.taken or slot.keeper in keepers):
@@ -690,7 +689,7 @@ class CalcHeap(Uncopied):
         return handle
 
     def free_name(self, name: str | None = None) -> str:
-        """A name that no model has: ``name`` (CalcError: it is in use), or one that nobody else is given either."""
+        """An unused name: ``name`` (CalcError: it is in use), or a numbered one that is not given out again."""
         with self._lock:
             free = self._new_name(name)
             self._numbered += name is None
@@ -702,19 +701,19 @@ class CalcHeap(Uncopied):
                 self._numbered += 1
             return number
         if not isinstance(name, str) or not name:
-            raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
+            raise CalcError(f"a model's name is a non-empty text, not {name!r}")
         if name in self._records:
             raise CalcError(f"the heap has a model {name!r}: names differ; take heap[{name!r}] or another name")
         if name in self.store:
             raise CalcError(
-                f"the store has a model {name!r}: go on with heap.open({name!r}), or remove it with store.remove"
+                f"the store has a model {name!r}: continue with heap.open({name!r}), or remove it with store.remove"
             )
         self._check_elsewhere(name)
         return name
 
 
 def check_program(program: Any) -> None:
-    """What is loaded is a compiled program; what it was made from is often given instead."""
+    """Require a compiled program; its source is often given instead."""
     hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
     kind = type(program).__name__
     wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
@@ -722,7 +721,7 @@ def check_program(program: Any) -> None:
 
 
 def _open(loaded: Loaded, facts: Mapping[str, Any]) -> set[str]:
-    """Paths whose gradients an image of these facts may hold."""
+    """Paths whose gradients an image with these facts may hold."""
     return {*loaded.accumulating} if facts.get("open") else set()
 
 
@@ -731,19 +730,19 @@ def _check_model(what: str, model: Any) -> None:
 
 
 def _used_since(slot: Slot) -> bool:
-    """Whether compiled methods have used a slot's model since this was asked last."""
+    """Whether compiled methods have used a slot's model since the last query."""
     return slot.record is not None and slot.record.calls is not None and slot.record.calls.used()
 
 
 def put(record: Record, slot: Slot | None, store: Store) -> int:
-    """Copy a model's image to the store, or where it is not in a slot its facts alone; the bytes copied."""
+    """Copy a model's image to the store, or only its facts if it is in no slot; returns the bytes copied."""
     facts = record.facts
     if record.open:
         facts["open"] = True
     elif "open" in facts:
         del facts["open"]
     try:
-        record.changed = facts.changed = False  # before: what other threads set meanwhile may not be in it
+        record.changed = facts.changed = False  # first: later changes by other threads may be missing from the copy
         if slot is not None:
             return slot.keep(store, record.name, facts, bool(record.open))
         image = store.get(record.name)[1]
@@ -760,7 +759,7 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: wea
         def write(record: Record) -> None:
             slot = record.slot
             if record.turn.taken or (slot is not None and slot.keeper is not None and slot.keeper.taken):
-                return  # what another thread is changing stays as it was written last
+                return  # another thread is changing it: the last written version stays
             if record.unsaved:
                 put(record, slot, store)
 
@@ -772,12 +771,12 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: wea
 
 
 def _users(store: Store) -> weakref.WeakSet[CalcHeap]:
-    """The open heaps of a store; of one of another's making it is not known."""
+    """The open heaps of a store; empty for a third-party store, which does not list them."""
     return getattr(store, "users", weakref.WeakSet())
 
 
 def _each(records: Sequence[Record], write: Callable[[Record], None]) -> None:
-    """Write each model, whatever becomes of others (CalcError: some could not be written)."""
+    """Write each model, whatever happens to others (CalcError: some could not be written)."""
     failed: dict[str, CalcError] = {}
     for record in records:
         try:
@@ -789,13 +788,13 @@ def _each(records: Sequence[Record], write: Callable[[Record], None]) -> None:
         if len(failed) == 1:
             raise first
         raise CalcError(
-            f"{len(failed)} of {len(records)} models could not be written: {some([*failed])}; of the first: {first}"
+            f"{len(failed)} of {len(records)} models could not be written: {some([*failed])}; the first error: {first}"
         )
 
 
-# by their ids: of a WeakSet another thread may change the size while one goes through it
+# by id: another thread may change the size of a WeakSet during iteration
 _heaps: weakref.WeakValueDictionary[int, CalcHeap] = weakref.WeakValueDictionary()
-_waits: list[tuple[int, int]] = []  # pipes of forks, by which a parent waits until its child has its own files of pages
+_waits: list[tuple[int, int]] = []  # pipes for forks: the parent waits until its child has its own page files
 
 
 def _living() -> list[CalcHeap]:
@@ -812,7 +811,7 @@ def _after_fork_in_parent() -> None:
         mine, childs = _waits.pop()
         os.close(childs)
         with suppress(OSError):
-            os.read(mine, 1)  # nothing: the child has closed its end
+            os.read(mine, 1)  # end of file: the child has closed its end
         os.close(mine)
 
 

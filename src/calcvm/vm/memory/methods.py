@@ -1,20 +1,25 @@
-"""Methods that the interpreter calls as compiled code: what a model does with arrays as they come.
+"""Methods that the interpreter calls as compiled code, for a model's calls on plain arrays.
 
-A call in Python looks at everything anew: names, types, shapes, turns, what the heap holds; that takes a hundred times as
-long as a small network's arithmetic.  A compiled method (`calcvm.vm.run.method_code`) does it all in one go, while it has the
-interpreter's lock, so that no other thread comes in between:
+A call in Python checks everything each time: names, types, shapes, turns, the contents of the heap.  That takes a hundred times
+as long as a small network's arithmetic.  A compiled method (`calcvm.vm.run.method_code`) does all of it in one go while it holds
+the interpreter's lock, so that no other thread comes in between:
 
-- the arguments are plain arrays of the right sizes, labels and probabilities are in their range;
-- the model is in its slot and nobody means to take that (`ARMED`); no other thread has its turn, or for what changes it
-  its training: what Python's locks say themselves;
-- the samples are copied into the heap, the rows run, the answer is made.
+- it checks that the arguments are plain arrays of the right sizes, with labels and probabilities in range;
+- it checks that the model is in its slot and no thread is about to take that (`ARMED`), and that no other thread has the
+  model's turn, or, for a call that changes the model, its training: Python's locks themselves show this;
+- it copies the samples into the heap, runs the rows, and creates the answer.
 
-Whatever is not so it hands on to Python.  There lists, other libraries' tensors, arrays of other types and orders, tuples and
-names of arguments become plain arrays in their places, and the compiled method is called again; what it hands on then the
-method written in Python does, or says what is wrong, and then arms the compiled one.  From the first model on a class has functions that the interpreter calls directly; they go on in Python until
-a process has made WORTH calls, and from then on in compiled code (`calcvm.vm.run.method_entries`), whenever somebody took
-hold of them.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
-calls stay in Python, where other threads go on meanwhile and Ctrl-C is heard.
+Any other call falls through to Python.  There lists, tensors of other libraries, arrays of other types and orders, tuples and
+keyword arguments become plain arrays in their places, and the compiled method is called again.  If that falls through as well,
+the Python method runs, or raises the error, and then arms the compiled method.
+
+From the first model on, a class has functions that the interpreter calls directly.  They run in Python until a process has made
+WORTH calls, and from then on in compiled code (`calcvm.vm.run.method_entries`), even through references taken earlier.  Python
+takes note of the effects of compiled calls when it next looks at the model (`Calls.look`).  Long calls stay in Python, where
+other threads can run meanwhile and Ctrl-C works.
+
+Short calls run on one worker, whatever the model's team, because they end before a second worker would wake up.  A prediction of
+one sample by 784-64-64-10, 5 ms after the last call, takes 32 us; with a team of two it took 127.
 """
 
 from __future__ import annotations
@@ -48,28 +53,28 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.resident import Resident
     from calcvm.vm.run.loaded import Loaded
 
-WORTH = 32  # calls in Python, after which a process makes compiled methods: that takes seconds where none are cached
-ARRAY = 0  # a result with a row for each sample
+WORTH = 32  # Python calls before a process compiles methods, which takes seconds if none are cached
+ARRAY = 0  # a result with one row per sample
 FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
-ARRAY_EMPTY = 184  # of NumPy's table of functions
+ARRAY_EMPTY = 184  # index in NumPy's table of functions
 
 
-_sheets = threading.RLock()  # of who writes to a sheet: models of several heaps, and so several threads, share one
+_sheets = threading.RLock()  # for writers of a sheet: models of several heaps, and so several threads, share one
 at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class What(NamedTuple):
-    """What a compiled method runs, and what it answers with."""
+    """The section that a compiled method runs, and the form of its answer."""
 
     path: str
     phases: tuple[str, ...]
-    forgets: bool  # what placeholders and results held is gone
-    kind: int  # of its results: ARRAY, SINGLE or MEAN
-    named: bool  # in a dict, as several results are in any case
+    forgets: bool  # contents of placeholders and results are gone afterwards
+    kind: int  # kind of its results: ARRAY, SINGLE or MEAN
+    named: bool  # returned in a dict, as several results always are
 
     def round(self, loaded: Loaded) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Paths, with their phases: those that make what it reads, then its own."""
+        """Paths, with their phases: first those whose results it reads, then its own."""
         return (*loaded.before(self.path, self.phases), (self.path, self.phases))
 
 
@@ -82,20 +87,20 @@ WHAT = {
 
 
 class Native:
-    """What has compiled methods."""
+    """Base of classes with compiled methods."""
 
-    __slots__ = ("_calcvm_words",)  # an array, once there is one
+    __slots__ = ("_calcvm_words",)  # an array, after the first call that offers compiled methods
     _calcvm_words: np.ndarray
 
     def _calcvm_bound(self) -> None:
-        """What a bound step that is given something hands on to."""
+        """Fallback of a bound step that was called with arguments."""
         raise TypeError("a bound step takes nothing: it reads the arrays that it is bound to")
 
 
 def native(plain: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Callable[[Method], Method]:
-    """A method that is called as compiled code once there is some, also by who took hold of it before the first model.
+    """A method that runs as compiled code once that exists, even through references taken before the first model.
 
-    plain : of the same arguments, what of them compiled code takes: positions, and options by their names.
+    plain : maps its arguments to those that compiled code takes: positional ones, and options by name.
     """
 
     def named(method: Method) -> Method:
@@ -112,11 +117,11 @@ def native(plain: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Call
     return named
 
 
-_again = threading.local()  # in what compiled code has handed on and is given again
+_again = threading.local()  # set while compiled code is called a second time
 
 
 def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], Any]) -> Method:
-    """What compiled code hands on to: itself again, with plain arrays, and what is then handed on to the method in Python."""
+    """The fallback of compiled code: the same code again with plain arrays, and then the method in Python."""
 
     @wraps(method)
     def handed(self: Any, *args: Any, **options: Any) -> Any:
@@ -124,7 +129,7 @@ def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], An
             return method(self, *args, **options)
         try:
             taken, named = plain(self, *args, **options)
-        except (CalcError, AttributeError, KeyError, TypeError, ValueError):  # the method says what is wrong
+        except (CalcError, AttributeError, KeyError, TypeError, ValueError):  # the method raises the error
             return method(self, *args, **options)
         _again.on = True
         try:
@@ -136,7 +141,7 @@ def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], An
 
 
 class Bound:
-    """A model's step on arrays that stay the same objects; what they hold may change."""
+    """A model's step, bound to array objects; their contents may change."""
 
     __slots__ = ("arguments", "model")
 
@@ -144,20 +149,20 @@ class Bound:
         self.arguments, self.model = arguments, model
 
     def step(self) -> float:
-        """The step in Python: where it cannot be compiled, is a user's own, or was pickled."""
+        """The step in Python: if it cannot be compiled, is overridden, or was pickled."""
         return float(self.model.step(*self.arguments))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # of protocols that know no slots, too
+    def __reduce__(self) -> tuple[Any, ...]:  # also for pickle protocols without support for slots
         return Bound, (self.model, self.arguments)
 
 
 class Sheet:
-    """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.run.job`)."""
+    """A program's data for compiled methods, shared by all its models: words, and their targets (`calcvm.vm.run.job`)."""
 
     def __init__(self, loaded: Loaded):
         words = self.words = np.zeros(layout.SHEET_WORDS, np.int64)
-        self.numbers: dict[str, int] = {}  # of placeholders that are taken as they come
-        self.feeds: dict[int, list[int] | None] = {}  # of each method; None: its calls are not of the plain kind
+        self.numbers: dict[str, int] = {}  # of placeholders that are read in place
+        self.feeds: dict[int, list[int] | None] = {}  # by method; None: its calls cannot be compiled
         self._kept: list[Any] = []
         self._rows: dict[int, np.ndarray] = {}  # by the address of their entry
         words[[layout.ITEM, layout.PLANNED]] = loaded.program.itemsize, loaded.program.batch_size
@@ -173,7 +178,7 @@ class Sheet:
         words[layout.N_PLACEHOLDERS] = len(self.numbers)
 
     def _name(self, name: str) -> int:
-        """The object that literals of this text are."""
+        """The address of the interned string that literals of this text share."""
         self._kept.append(sys.intern(name))
         return id(self._kept[-1])
 
@@ -198,11 +203,11 @@ class Sheet:
     def describes(
         self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str], inputs: int
     ) -> bool:
-        """Fill in a method's words, once; whether its calls are of the plain kind.
+        """Fill in a method's words, once; returns whether its calls can be compiled.
 
-        feeds : placeholders in the order that they are given in.
-        results : what it answers with, and what each is called.
-        inputs : so many of them are given apart from the others (0: all one by one).
+        feeds : placeholders in argument order.
+        results : results in the answer, with their names there.
+        inputs : number of arguments in the first group, apart from the others (0: all are passed one by one).
         """
         if which not in self.feeds:
             self.feeds[which] = self._describe(loaded, self._method(which), WHAT[which], feeds, results)
@@ -244,7 +249,7 @@ class Sheet:
         words[layout.N_SPANS_OF], words[layout.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
         words[[layout.CHANGES, layout.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
         several = what.forgets and not any(loaded.variables[name].get("over") == "other" for name in results)
-        words[layout.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave nothing
+        words[layout.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave no results
         words[layout.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
@@ -252,11 +257,11 @@ class Sheet:
         return places
 
     def has_rows(self, which: int, batch: int) -> bool:
-        """Whether a method's calls on so many samples know their rows."""
+        """Whether the rows for a method's calls on ``batch`` samples are cached."""
         return bool(self._rows_entry(which, batch)[0] == batch)
 
     def note_time(self, which: int, batch: int, seconds: float) -> None:
-        """See that they know the shortest time that such a call took."""
+        """Record the time of such a call, if it is the shortest so far."""
         entry = self._rows_entry(which, batch)
         entry[2] = min(entry[2], max(int(1e9 * seconds), 1))
 
@@ -265,18 +270,18 @@ class Sheet:
         return self._method(which)[layout.ROWS_OF + 3 * place :][:3]
 
     def take_rows(self, loaded: Loaded, which: int, batch: int, seconds: float) -> None:
-        """See that they do, and that such a call took so long."""
+        """Cache the rows, and the time of such a call."""
         entry = self._rows_entry(which, batch)
         place = entry.ctypes.data
         rows, address = loaded.rows(batch)
-        while self._rows.get(place) is not rows or entry[0] != batch:  # a finalizer may do the same in the middle of it
-            entry[0] = 0  # before its rows may go
+        while self._rows.get(place) is not rows or entry[0] != batch:  # a finalizer may interrupt this and do the same
+            entry[0] = 0  # before its rows may be freed
             self._rows[place] = rows
             entry[:] = batch, address, max(int(1e9 * seconds), 1)
 
 
 class Calls:
-    """The words of a model's compiled methods: where it is, and what they have done (`calcvm.vm.run.job`)."""
+    """The words of a model's compiled methods: where the model is, and the effects of calls (`calcvm.vm.run.job`)."""
 
     __slots__ = ("_asked", "_seen", "_sheet", "_view", "words")
 
@@ -289,9 +294,9 @@ class Calls:
         self._view = self.words.data
         self._seen = self._asked = 0  # calls that Python has taken note of
 
-    # ------------------------------------------------------------ what compiled code has done
+    # ------------------------------------------------------------ effects of compiled calls
     def used(self) -> bool:
-        """Whether it has done something since this was asked last."""
+        """Whether compiled code has run since the last query."""
         before, self._asked = self._asked, self._view[layout.SEQ]
         return before != self._asked
 
@@ -300,18 +305,18 @@ class Calls:
         self._view[layout.ARMED] = 0
 
     def behind(self) -> bool:
-        """Whether it has done something since Python looked.  Python has the model now, and may change what it holds."""
+        """Whether compiled code has run since Python looked.  Python has the model now, and may change its contents."""
         self._view[layout.LOOKED_AT] = self._view[layout.SEQ]
         return self._view[layout.SEQ] != self._seen
 
     def look(self, record: Record) -> None:
-        """Take note of what compiled calls have done, as those in Python would have; under the heap's lock."""
+        """Take note of the effects of compiled calls, as Python calls record theirs; the caller has the heap's lock."""
         if self.behind():
             self._catch_up(record)
 
     def _catch_up(self, record: Record) -> None:
         view, done = self._view, -1
-        while done != view[layout.SEQ]:  # where another thread's call comes in the middle of this
+        while done != view[layout.SEQ]:  # repeated if another thread's call comes in between
             done, since = view[layout.SEQ], self._seen
             record.changed |= view[layout.CHANGED_AT] > since
             if view[layout.DONE + 2 * layout.STEP + 1] > since:
@@ -325,7 +330,7 @@ class Calls:
         self._seen = done
 
     def _note(self, record: Record, loaded: Loaded, since: int) -> None:
-        """What placeholders and results hold by the calls after ``since``; of each kind the last counts, in their order."""
+        """Record contents of placeholders and results after calls later than ``since``: the last of each kind, in call order."""
         view = self._view
         last: list[tuple[int, str | What]] = [(layout.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
         last += [(layout.DONE + 2 * which, what) for which, what in WHAT.items() if not what.forgets]
@@ -342,12 +347,12 @@ class Calls:
                     record.ran.update(dict.fromkeys(loaded.makes(path, phases), batch))
                     record.arena = path
 
-    # ------------------------------------------------------------ what compiled code must know
+    # ------------------------------------------------------------ input of compiled calls
     def arm(
         self, model: Resident, which: int, n: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
         inputs: int = 0,
     ) -> None:  # fmt: skip
-        """Let the next calls of a method on ``n`` samples be compiled ones; the last, in this turn, took ``seconds``."""
+        """Let the next calls of a method on ``n`` samples run compiled; the last call, in this turn, took ``seconds``."""
         planned = model.program.batch_size
         for batch in {min(n, planned), n % planned or planned}:
             self._arm(model, which, batch, seconds / -(-n // planned), feeds, results, inputs)
@@ -366,7 +371,7 @@ class Calls:
                 slot = record.ready
                 if slot is None or not sheet.describes(
                     loaded, which, feeds, results, inputs
-                ):  # somebody means to take it
+                ):  # another thread is about to take it
                     return
                 sheet.take_rows(loaded, which, batch, seconds)
                 words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
@@ -375,7 +380,7 @@ class Calls:
                 locks = record.turn.lock, record.training.lock
                 words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
                 words[layout.ARMED] = 1
-        if not WHAT[which].forgets:  # what Python has placed: as if by a call that it has taken note of
+        if not WHAT[which].forgets:  # record Python's data as if a call that it knows had placed them
             self._seen = seq = view[layout.SEQ] + 1
             view[layout.SEQ] = seq
             for k in sheet.feeds[which] or ():
@@ -385,22 +390,22 @@ class Calls:
 def arm(
     model: Resident, which: int, n: int, start: float, feeds: Sequence[str], results: Mapping[str, str], inputs: int = 0
 ) -> None:
-    """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be.
+    """Let a method's next calls be compiled if possible; called after a call in Python that began at ``start``, in its turn.
 
-    n : its samples.  feeds, results, inputs : as of `Sheet.describes`.
+    n : its samples.  feeds, results, inputs : as in `Sheet.describes`.
     """
     if model.record.calls is not None:
         model.record.calls.arm(model, which, n, perf_counter() - start, feeds, results, inputs)
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
-    """Whether a shape has the batch as its first size, and nowhere else."""
+    """Whether the batch is a shape's first size, and no other size depends on it."""
     return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
 
 
 # ---------------------------------------------------------------- the objects that compiled code reads
 def _owner_at() -> int:
-    """Byte of an RLock where the thread is that has it; 0: it cannot be found."""
+    """Offset of the owner's thread id in an RLock, in bytes; 0: not found."""
     lock, me = threading.RLock(), threading.get_ident()
     words = (ctypes.c_uint64 * (sys.getsizeof(lock) // 8)).from_address(id(lock))
     free = [*words]
@@ -413,7 +418,7 @@ OWNER = _owner_at()
 
 
 def _arrays_are_known() -> bool:
-    """Whether an array's fields are where compiled code reads them."""
+    """Whether an array's fields have the offsets that compiled code assumes."""
     array = np.zeros((3, 5), np.int64)
     words = (ctypes.c_int64 * 9).from_address(id(array))
     halves = (ctypes.c_int32 * 18).from_address(id(array))
@@ -425,7 +430,7 @@ def _arrays_are_known() -> bool:
 
 
 def _slots_are_known() -> bool:
-    """Whether slots and a tuple's items are where compiled code reads them."""
+    """Whether slots and a tuple's items have the offsets that compiled code assumes."""
     native, marks = Native(), (np.zeros(1), np.zeros(1))
     native._calcvm_words, bound = marks[0], Bound(marks[0], marks)
     of_native = (ctypes.c_int64 * 3).from_address(id(native))
@@ -439,7 +444,7 @@ def _slots_are_known() -> bool:
 
 
 def _new_array() -> int:
-    """Address of NumPy's PyArray_Empty; 0: it has none."""
+    """Address of NumPy's PyArray_Empty; 0: it does not exist."""
     try:
         from numpy._core import _multiarray_umath as multiarray  # type: ignore[attr-defined]
     except ImportError:  # before 2.0
@@ -452,7 +457,7 @@ def _new_array() -> int:
 
 @cache
 def possible() -> bool:
-    """Whether this interpreter's objects are laid out as compiled code reads them, and one thread at a time runs it."""
+    """Whether this interpreter's objects have the layout that compiled code assumes, and it runs one thread at a time."""
     one_at_a_time = getattr(sys, "_is_gil_enabled", lambda: True)()
     known = (
         sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known() and _new_array()
@@ -467,13 +472,13 @@ class MethodDef(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-_calls = 0  # in Python, so far
-_kept: list[MethodDef] = []  # they live as long as the process
+_calls = 0  # number of calls in Python
+_kept: list[MethodDef] = []  # these live as long as the process
 
 
 @cache
 def _codes() -> list[int]:
-    """Addresses of the methods' code, in the order of METHODS, of a bound step's, and of where `method`'s goes."""
+    """Addresses of the methods' code, in the order of METHODS, then of a bound step's code and of the variable for `method`'s."""
     return [entry("methods")(k) for k in range(len(METHODS) + 2)]
 
 
@@ -484,17 +489,16 @@ def _definition(name: str, code: int, doc: str) -> int:
 
 
 def install(cls: type) -> None:
-    """Put the interpreter's own in the places of methods written in Python, which are from then on ``_calcvm_step``, ...
+    """Replace methods written in Python by native ones; the former are called ``_calcvm_step``, ... from then on.
 
-    A class that derives from this one may have methods of its own, as before; what somebody has put in the place of one
-    of these stays.
+    A derived class may still override methods; replacements that a user has assigned stay.
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
     for (name, called), code in zip(METHODS.items(), _codes()):
         written: Any = vars(cls)[name]
         made = getattr(written, "made", {})
-        if "call" not in made or made["call"] is not written:  # it is there, or something of the user's
+        if "call" not in made or made["call"] is not written:  # already installed, or replaced by the user
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
@@ -505,7 +509,7 @@ def install(cls: type) -> None:
 
 
 def offer(model: Any) -> None:
-    """After a call in Python: have compiled methods for the next ones, where that can be and is worth it."""
+    """Set up compiled methods for the next calls, if possible and worth it; called after a call in Python."""
     global _calls
     record = model.resident.record
     if record.calls is None:
@@ -518,7 +522,7 @@ def offer(model: Any) -> None:
 
 
 def prepare(model: Any) -> type:
-    """See that a model's class has functions that the interpreter calls directly; the class of calcvm's that has them."""
+    """Give a model's class functions that the interpreter calls directly; returns calcvm's class that has them."""
     cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
     if possible():
         install(cls)
@@ -526,17 +530,17 @@ def prepare(model: Any) -> type:
 
 
 def have(model: Any) -> type:
-    """`prepare`, and see that they go on in compiled code; without a lock, which a forked child would inherit."""
+    """`prepare`, and switch these functions to compiled code; takes no lock, which a forked child would inherit."""
     cls = prepare(model)
     ctypes.c_int64.from_address(_codes()[-1]).value = address_of("method")
     return cls
 
 
 def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
-    """A callable that makes a step on what arrays hold then."""
+    """A callable that runs a step on the current contents of arrays."""
     compiled = vars(have(model))["step"] if possible() else None
     if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
-        return Bound(model, arguments).step  # it cannot be compiled, or is one of the user's
+        return Bound(model, arguments).step  # it cannot be compiled, or is overridden
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(_bound_definition(), Bound(model, arguments), None)

@@ -1,4 +1,4 @@
-"""The file of a model's pages: what its program keeps outside the heap, or has moved there for a while."""
+"""The page file of a model, for values that its program keeps outside the heap or moves there for a while."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from calcvm.system import allocate
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
-WORD = 6  # the int64 of the heap's first block in which kernels find the file: its descriptor plus 1
+WORD = 6  # the int64 of the heap's first block that holds the file's descriptor plus 1, for the kernels
 
 
 class Pages:
-    """A file without a name, which no other process can open and which is gone with this object; all its room is taken at once.
+    """An anonymous file that no other process can open; it goes with this object, and its disk space is reserved at once.
 
-    Pages lie as far from its begin as they do from the heap's, so that it begins with a hole.
+    A page has the same offset in the file as from the heap's start, so the file begins with a hole.
 
     Attributes
     ----------
-    bytes, elements : the file, mapped: what is looked at and set from outside of rows.
+    bytes, elements : the mapped file, for access from outside rows.
 
     Raises
     ------
-    FileError : the folder is none, cannot be written to, or the disk has not so much room.
+    FileError : the folder does not exist, cannot be written to, or the disk is too full.
     """
 
     def __init__(self, program: Program, folder: str | None, piece: np.ndarray):
@@ -46,5 +46,5 @@ class Pages:
         self.elements = self.bytes.view(program.dtype)
 
     def announce(self) -> None:
-        """Tell the kernels."""
+        """Publish the file's descriptor to the kernels."""
         self.piece[8 * WORD : 8 * WORD + 8].view(np.int64)[0] = self._file + 1

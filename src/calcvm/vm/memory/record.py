@@ -1,4 +1,24 @@
-"""What a heap knows of a model, whether a handle of it is held or none."""
+"""The record of a model in a heap; it exists whether or not the user holds a handle.
+
+Fields that are hard to guess:
+
+======== ==================================================================================================
+keeper   of its slot: the turns (a fleet's training) whose owner keeps the model in the slot
+held     placeholders that hold data, with the batch size of these data
+ran      (path, phase) pairs whose results are in the heap, with the batch size they ran at
+exposed  the user has views of its memory, so that it may change at any time
+open     paths in the middle of a gradient accumulation; their gradients belong to the image
+passing  the path among these that a pass over data trains; the end of the pass drops its leftovers
+graded   paths whose gradients are in the slot
+arena    the path whose activations are in the piece; only its backward can run
+ready    the slot, if the model may be used without the heap's lock; None as soon as another may take the slot
+lost     another thread was in the middle of a call at a fork: the model cannot be used in the child
+changed  the model has changed since the store's copy
+======== ==================================================================================================
+
+Handle and record are two objects, because a heap has a record per model, a million if need be, and a handle exists only while
+the user holds it.  A handle holds its heap; if the heap held the handle too, neither would be freed.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +38,15 @@ if TYPE_CHECKING:
     from calcvm.vm.program.facts import Facts
     from calcvm.vm.run.loaded import Loaded
 
-ENTRY_SECONDS = 0.1  # in which a thread that is let in takes a lock that is free
+ENTRY_SECONDS = 0.1  # time a thread that was let in needs to take a free lock
 
 
 class Record:
-    """What a heap knows of a model: where it is, what its piece holds beside its image, whose turn it is.
+    """The record of a model: where it is, what its piece holds beside the image, whose turn it is.
 
-    Whoever uses its memory or changes what is noted here has its ``turn``.  What changes the model itself has
-    ``change`` before that: several rounds that belong together, such as those of `Model.fit`, keep it from the first
-    to the last, and give the turn up in between, to those that only look.
+    To use the model's memory or to change the record, take ``turn``.  To change the model, take ``change`` first.
+    A sequence of rounds, such as those of `Model.fit`, keeps ``change`` from start to end, and releases the turn in between
+    for threads that only read.
     """
 
     __slots__ = (
@@ -37,29 +57,29 @@ class Record:
     def __init__(self, name: str, loaded: Loaded | None, workers: int, facts: Facts):
         self.name, self.loaded, self.workers, self.facts = name, loaded, workers, facts
         self.slot: Slot | None = None
-        self.calls: Calls | None = None  # what its compiled methods know
+        self.calls: Calls | None = None  # the state of its compiled methods
         self._ready: Slot | None = None
         self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
-        self.entering: list[weakref.ref[Any]] = []  # ``__enter__`` of those that come, each until it has the turn
-        self.trains = 0  # the thread that is in the middle of a training of several turns
-        self.lost = False  # a fork came in the middle of another thread's call
-        self.changed = False  # since the store has its image
-        self.exposed = False  # views of its memory were given out: it may change at any time
-        self.open: set[str] = set()  # paths in the middle of an accumulation: gradients are part of the image
-        self.passing: str | None = None  # of these, one that a pass over data trains, which is settled at its end
-        self.graded: set[str] = set()  # paths whose gradients its slot holds
-        self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
-        self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
-        self.arena: str | None = None  # the path whose transient values the piece holds
+        self.entering: list[weakref.ref[Any]] = []  # pending ``__enter__`` calls, each until it has the turn
+        self.trains = 0  # the thread in the middle of a training that takes several turns
+        self.lost = False
+        self.changed = False
+        self.exposed = False
+        self.open: set[str] = set()
+        self.passing: str | None = None
+        self.graded: set[str] = set()
+        self.held: dict[str, int] = {}
+        self.ran: dict[tuple[str, str], int] = {}
+        self.arena: str | None = None
 
     @property
     def ready(self) -> Slot | None:
-        """Its slot, as long as nobody means to take it."""
+        """Its slot, unless a thread is about to take that."""
         return self._ready
 
     @ready.setter
     def ready(self, slot: Slot | None) -> None:
-        """Under the heap's lock."""
+        """Set it; the caller has the heap's lock."""
         if self.calls is not None:
             if slot is None:
                 self.calls.disarm()
@@ -68,16 +88,16 @@ class Record:
 
     @property
     def unsaved(self) -> bool:
-        """Whether it may differ from what the store has."""
+        """Whether it may differ from the store's copy."""
         if self.calls is not None:
             self.calls.look(self)
         return self.changed or self.exposed or self.facts.changed
 
     @property
     def change(self) -> Any:
-        """What is to be taken before ``turn`` by who changes the model, so that only whole changes follow each other.
+        """The lock to take before ``turn`` in order to change the model, so that only whole changes follow each other.
 
-        CalcError : another thread is in the middle of training, and waits for the turn that this one has.
+        CalcError : another thread is in the middle of training, and waits for the turn that this thread has.
         """
         if not self.turn.lock._is_owned():  # type: ignore[attr-defined]
             return self.training.mine
@@ -90,7 +110,7 @@ class Record:
 
     @property
     def enter(self) -> Callable[[], Any]:
-        """``__enter__`` of its turn's lock, for a block that may change it: no training begins until it is called."""
+        """``__enter__`` of its turn's lock, for a block that may change the model; no training begins before it is called."""
         if self.turn.lock._is_owned():  # type: ignore[attr-defined]
             return self.turn.lock.__enter__
         with self.change:
@@ -99,13 +119,13 @@ class Record:
             return enter
 
     def begin_training(self) -> None:
-        """Let those in who have had ``change`` before this thread, and have not yet their turn.
+        """Admit the threads that had ``change`` before this one and still lack their turn.
 
-        Who has asked for ``__enter__`` and does not call it is not waited for: one does at once where the lock is free.
+        A thread that fetched ``__enter__`` but does not call it is not waited for: a caller takes a free lock at once.
         """
         self.trains, since = 0, monotonic()
         if self.turn.lock._is_owned():  # type: ignore[attr-defined]
-            return  # nobody comes in before its end
+            return  # no thread comes in before its end
         while any(ref() is not None for ref in self.entering) and monotonic() - since < ENTRY_SECONDS:
             with self.turn.mine:
                 pass
@@ -115,20 +135,20 @@ class Record:
         self.entering = []
 
     def forget(self) -> None:
-        """Its placeholders and results are gone."""
+        """Forget its placeholders and results."""
         self.held.clear()
         self.ran.clear()
         self.arena = None
 
     def unset(self, name: str) -> None:
-        """A placeholder's data are gone, or about to be."""
+        """Note that a placeholder's data are gone, or about to be."""
         self.held.pop(name, None)
         if self.arena is not None and self.loaded is not None and name in self.loaded.needs(self.arena):
-            self.arena = None  # a backward would read other data than the forward did
+            self.arena = None  # backward would read other data than forward did
 
     def unmake(self, path: str, phases: tuple[str, ...]) -> None:
-        """What phases of a path compute, forward or its loss, is gone, or about to be."""
-        self.ran.pop((path, "loss"), None)  # perhaps of an earlier forward
+        """Note that the results of a path's phases, forward or loss, are gone, or about to be."""
+        self.ran.pop((path, "loss"), None)  # it may belong to an earlier forward
         if "forward" in phases:
             self.ran.pop((path, "forward"), None)
         self.arena = None

@@ -1,4 +1,4 @@
-"""A model in a heap: its variables by name, its sections to run."""
+"""A model in a heap: access to its variables by name, and methods that run its sections."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.heap import CalcHeap
     from calcvm.vm.memory.record import Record
 
-LARGEST_COUNT = 2**53  # that a float64 holds
+LARGEST_COUNT = 2**53  # counts up to this are exact in a float64
 
 
 class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
-    Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
+    Setting one raises an error if the path's optimizer, schedule and clipping do not read it, or if the value is out of range.
     """
 
-    _instead = "dict(hyper) is"
+    _instead = "copy dict(hyper)"
 
     def __init__(self, model: Resident, symbol: Symbol, path: str):
         self._model, self._symbol, self._path = model, symbol, path
@@ -49,7 +49,7 @@ class Hyper(MutableMapping, Uncopied):
         with self._model.record.turn.mine:
             slot = self._model.slot
             values, i = self._values(slot), self._index(name)
-            if checks.is_number(value) and checks.plain(value) == float(values[i]):  # as copying another model's does
+            if checks.is_number(value) and checks.plain(value) == float(values[i]):  # as in copying another model's
                 return
             values[i] = self._checked(name, value)
             self._model.record.changed = True
@@ -57,7 +57,7 @@ class Hyper(MutableMapping, Uncopied):
 
     def _checked(self, name: str, value: Any) -> float:
         known, what = self._model.loaded.hyper[self._path], f"hyperparameter {name!r}"
-        if name not in SLOTS:  # advanced by the program
+        if name not in SLOTS:  # the program advances it
             return checks.number(what, value)
         if name not in known:
             raise CalcError(
@@ -95,9 +95,9 @@ class Hyper(MutableMapping, Uncopied):
 
 
 class Keeping:
-    """``__enter__`` and ``__exit__`` of ``with model:`` are those of the lock of its turn, or of its ``resident``'s.
+    """``with model:`` takes the lock of the model's turn; these are its ``__enter__`` and ``__exit__`` (or its ``resident``'s).
 
-    Methods written in Python would let Ctrl-C in between the lock and the block.
+    Python methods would admit Ctrl-C between taking the lock and entering the block.
     """
 
     def __init__(self, name: str):
@@ -110,26 +110,26 @@ class Keeping:
         return resident._entry() if self._name == "__enter__" else resident.record.turn.lock.__exit__
 
     def __call__(self, model: Any, *error: object) -> Any:
-        """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
+        """As ``type(model).__enter__(model)``, the form that `contextlib.ExitStack` uses."""
         return self.__get__(model)(*error)
 
 
 class Resident(Uncopied):
-    """A model: a program and its image, in a heap or for the time being in the heap's store.
+    """A model: a program and its image, in a heap or temporarily in the heap's store.
 
     ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
     `optimize` and `end_round` run a path's sections, `step` and `run_steps` whole steps.  Using a model brings it
-    into the heap; where that switches others out, their placeholders and results are forgotten.
+    into the heap.  If that switches others out, their placeholders and results are forgotten.
 
-    Threads may share it: each call has its turn, and sees the model before or after the others' calls.  Training
-    (`Model.fit`) is a row of turns, between which others may look (`predict`, ``model[name]``, `save`), while what
-    changes the model waits for its end.
+    Threads may share it: each call takes a turn, and sees the model before or after the others' calls.  Training
+    (`Model.fit`) is a sequence of turns.  Between them other threads may read (`predict`, ``model[name]``, `save`);
+    calls that change the model wait for the end of the training.
 
-    ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
-    together, and views of its memory stay its own, since it is kept in the heap meanwhile.
+    ``with model:`` holds one turn for a whole block.  No other call comes between, for instance, ``model["x"] = data`` and
+    `run_steps`, and views of its memory stay valid, since the model stays in the heap.
     """
 
-    _instead = "heap.copy makes a second one; hand over its program and its image()"
+    _instead = "heap.copy makes a second one; pass its program and its image()"
 
     __slots__ = ("__weakref__", "heap", "record")
 
@@ -140,10 +140,10 @@ class Resident(Uncopied):
         return f"<model {self.name!r}{' in the heap' if self.record.slot else ''}>"
 
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
-    __iter__ = None  # variables are asked for by name
+    __iter__ = None  # variables are read by name
 
     def _entry(self) -> Callable[[], Any]:
-        """What takes its turn; the model is then in the heap, and no other thread in the middle of training it."""
+        """The ``__enter__`` of its turn.  The model is then in the heap, and no other thread is in the middle of training it."""
         record = self.record
         with record.change:
             with record.turn.mine:
@@ -152,10 +152,10 @@ class Resident(Uncopied):
 
     @property
     def slot(self) -> Slot:
-        """Where it is in the heap, which it is brought into: its own while this thread has its turn."""
+        """Its slot in the heap, after bringing it in; the slot stays its own while this thread has its turn."""
         return self.heap.enter(self.record)
 
-    # ------------------------------------------------------------ what it is
+    # ------------------------------------------------------------ properties
     @property
     def name(self) -> str:
         return self.record.name
@@ -176,7 +176,7 @@ class Resident(Uncopied):
 
     @property
     def facts(self) -> Facts:
-        """What the store keeps beside the image: the program's hash, the seed, the rounds done, settings (JSON-able)."""
+        """Metadata beside the image in the store: the program's hash, seed, number of rounds, settings (JSON-able)."""
         return self.record.facts
 
     @property
@@ -185,11 +185,11 @@ class Resident(Uncopied):
 
     @property
     def elements(self) -> np.ndarray:
-        """The model's piece of the heap; a view, which is its own until it is switched out.
+        """The model's piece of the heap: a view, valid until the model is switched out.
 
         Raises
         ------
-        CalcError : the heap is not of the host's memory.
+        CalcError : the heap is not in host memory.
         """
         with self._on_host().record.turn.mine:
             slot = self.slot
@@ -212,13 +212,13 @@ class Resident(Uncopied):
 
     # ------------------------------------------------------------ start and end
     def reset(self, seed: int) -> None:
-        """Initialize parameters, buffers, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
+        """Initialize parameters, buffers, optimizer state and counters, as `CalcHeap.load` with ``seed`` does."""
         seed = checks.integer("seed", seed, 0, MAX_SEED)
         with self.record.change, self.record.turn.mine:
             self.initialize(seed, np.zeros(lasting_elems(self.loaded), self.program.dtype))
 
     def initialize(self, seed: int, elements: np.ndarray | None = None) -> None:
-        """As `reset`, of a model whose turn this thread has; ``elements``, zeros, are used before its memory is set."""
+        """As `reset`, for a caller that has the turn; ``elements``, zeros, are filled before the model's memory is set."""
         slot, record, info = self.slot, self.record, self.program.info
         elements = slot.blank() if elements is None else elements
         slot.clear_pages()
@@ -242,7 +242,7 @@ class Resident(Uncopied):
         layout = "" if made.as_seen else symbol.layout
         with np.errstate(over="ignore"):  # as `Slot.write`
             made.fill(view.transpose(axes(layout, view.ndim)), rng)
-        if made.as_seen and not np.isfinite(view).all():  # a function of the user
+        if made.as_seen and not np.isfinite(view).all():  # a custom function
             raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
@@ -268,17 +268,17 @@ class Resident(Uncopied):
     def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
         """A new model with the same parameters, buffers, optimizer state, counters and seed, in the same heap or in another.
 
-        It goes on in the middle of a learning batch, with the gradients that have added up.
+        In the middle of a learning batch, the copy continues there, with the accumulated gradients.
         """
         return self.heap.copy(self, name, heap)
 
     @property
     def adding(self) -> bool:
-        """Whether it holds gradients that add up, in the middle of a learning batch made by hand."""
+        """Whether it holds accumulated gradients in the middle of a learning batch that the user runs by hand."""
         return bool(self.record.open - {self.record.passing})
 
     def image(self) -> np.ndarray:
-        """A copy of what persists, in bytes, with its gradients; in the middle of a pass as if that were settled."""
+        """A copy of the persistent bytes, with gradients; in the middle of a pass the copy looks as if the pass were settled."""
         with self.record.turn.mine:
             image = self.slot.get_image(open=True)
             if self.record.passing is not None:
@@ -286,7 +286,7 @@ class Resident(Uncopied):
             return image
 
     def restore(self, image: np.ndarray) -> None:
-        """Make the model what it was when `image` was asked for; what its placeholders and results held is gone."""
+        """Set the model back to a state from `image`; contents of its placeholders and results are gone."""
         record = self.record
         with record.change, record.turn.mine:
             slot = self.slot
@@ -295,11 +295,11 @@ class Resident(Uncopied):
             slot.set_image(image, open=True)
 
     def set_parameters(self, given: Any) -> None:
-        """Set the parameters, all or none: arrays by name, or in the order of `parameters`; and then the buffers, or none of them.
+        """Set all parameters or none: arrays by name, or in the order of `parameters`, optionally followed by all buffers.
 
         Raises
         ------
-        CalcError, ShapeError : there are others, or they have other shapes.
+        CalcError, ShapeError : the names or shapes do not match.
         """
         info, loaded = self.program.info, self.loaded
         names, buffers = [*info["parameters"]], [*info.get("buffers", ())]
@@ -332,20 +332,20 @@ class Resident(Uncopied):
             self.restore(image)
 
     def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
-        """Set values in an image with its gradients."""
+        """Write values into an image with gradients."""
         for symbol, value in values:
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
 
     def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
-        """Set some of the buffers, all of those or none: what its placeholders and results held is gone."""
+        """Set the given buffers, all or none; contents of placeholders and results are gone."""
         with self.record.change, self.record.turn.mine:
             image = self.image()
             self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
             self.restore(image)
 
     def close(self) -> None:
-        """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
+        """Free the model's room; it cannot be used afterwards.  A `FileStore` keeps its file."""
         self.heap.remove(self)
 
     # ------------------------------------------------------------ variables
@@ -356,11 +356,11 @@ class Resident(Uncopied):
         return variables[name]
 
     def _called(self, name: str) -> str:
-        """The variable that a layer of that name makes, or of that name."""
+        """The variable that the layer of that name produces, or the variable of that name."""
         return self.loaded.program.info.get("called", {}).get(name, name) if isinstance(name, str) else name
 
     def __getitem__(self, name: str) -> Any:
-        """A copy of a variable's value, or of what a layer makes; a view shows what the variable that it is a view of holds now."""
+        """A copy of a variable's value, or of a layer's output; for a view, the current contents of its base variable."""
         called, name = name, self._called(name)
         facts = self._variable(name)
         if facts["unreadable"]:
@@ -375,7 +375,7 @@ class Resident(Uncopied):
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a placeholder; the first size of the batch may be anything up to the planned batch."""
+        """Set a placeholder; the first size of the batch may be any number up to the planned batch."""
         array = self.numbers(name, value)
         batch = self.check_placeholder(name, array)
         with self.record.change, self.record.turn.mine:
@@ -388,13 +388,13 @@ class Resident(Uncopied):
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
 
     def numbers(self, name: str, value: Any) -> np.ndarray:
-        """What is given for a placeholder, as an array that it takes."""
+        """A value for a placeholder, as an array that it accepts."""
         own = self.loaded.own_types.get(name, "") if isinstance(name, str) else ""
         array = numbers(name, value, own)
         return array[:, None] if array.ndim == 1 and name in self.loaded.columns else array
 
     def check_placeholder(self, name: str, array: np.ndarray) -> int:
-        """As `check`, of a name that may be another variable's."""
+        """As `check`, for a name that may belong to another kind of variable."""
         facts = self._variable(name)
         if facts["kind"] != "placeholder":
             ours = facts["kind"] in ("parameter", "buffer")
@@ -403,7 +403,7 @@ class Resident(Uncopied):
         return self.check(name, array)
 
     def place(self, arrays: Mapping[str, np.ndarray], batches: Mapping[str, int]) -> None:
-        """Set placeholders, all or (where an exception comes) none: then their data are gone."""
+        """Set placeholders, all or none: after an exception their data are gone."""
         slot, record = self.slot, self.record
         for name in arrays:
             record.unset(name)
@@ -422,7 +422,7 @@ class Resident(Uncopied):
         return batch
 
     def _batch_in(self, name: str) -> int:
-        """The batch of what a variable holds (1: it does not depend on the batch)."""
+        """The batch of a variable's current contents (1: it does not depend on the batch)."""
         facts = self.loaded.variables[name]
         if facts["kind"] == "placeholder":
             return self._held(name)
@@ -438,9 +438,9 @@ class Resident(Uncopied):
         return batch
 
     def check(self, name: str, array: np.ndarray, samples: bool = False) -> int:
-        """The batch size of data for a placeholder; raises where dtype, rank, sizes or labels do not fit.
+        """The batch size of data for a placeholder; raises if dtype, rank, sizes or labels do not fit.
 
-        samples : the array is a data set, whose number of samples has no limit.
+        samples : the array is a data set, with any number of samples.
         """
         facts = self._variable(name)
         shape = self.loaded.forms[name]
@@ -482,7 +482,7 @@ class Resident(Uncopied):
         return batch
 
     def check_batch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """The batch sizes of data for placeholders, as of `check`; of those with samples they are one (ShapeError: they are not)."""
+        """The batch sizes of data for placeholders, as by `check`; those with samples must agree (else ShapeError)."""
         batches = {name: self.check(name, array) for name, array in arrays.items()}
         if len({batches[name] for name in arrays if self.loaded.has_samples(name)}) > 1:
             shapes = [f"{name} {array.shape}" for name, array in arrays.items() if self.loaded.has_samples(name)]
@@ -491,15 +491,15 @@ class Resident(Uncopied):
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """Parameters by name, as views into the heap: the model's own until it is switched out (see ``with model``).
+        """Parameters by name, as views into the heap, valid until the model is switched out (see ``with model``).
 
-        Of a device with memory of its own they are copies, which cannot be written to.
+        On a device with separate memory they are read-only copies.
         """
         return self._views(self.program.info["parameters"])
 
     @property
     def buffers(self) -> dict[str, np.ndarray]:
-        """What training keeps beside the parameters, such as running means, by name: views as of `parameters`."""
+        """State of the layers besides the parameters, such as running means, by name: views as in `parameters`."""
         return self._views(self.program.info.get("buffers", {}))
 
     def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
@@ -513,13 +513,13 @@ class Resident(Uncopied):
             return Views(arrays)
 
     def grad(self, name: str, path: str | None = None) -> np.ndarray:
-        """A copy of a parameter's gradient after `backward`; of several paths that train it each has its own.
+        """A copy of a parameter's gradient after `backward`; each path that trains the parameter has its own.
 
-        path : default: the first that trains.
+        path : default: the first path that trains.
 
         Raises
         ------
-        CalcError : the parameter is frozen, or is updated inside the backward (its gradient is gone).
+        CalcError : the parameter is frozen, or backward updates it at once (its gradient is gone).
         """
         path = self.loaded.path(path)
         facts = self.loaded.training(path)
@@ -540,17 +540,17 @@ class Resident(Uncopied):
             return slot.cells(self.program.symbols[gradients[name]]).copy()
 
     def hyper(self, path: str | None = None) -> Hyper:
-        """Hyperparameters of the path that trains."""
+        """Hyperparameters of the training path."""
         facts = self.loaded.training(path)
         return Hyper(self, self.program.symbols[facts["hyper"]], self.loaded.path(path))
 
     def settle(self, path: str) -> None:
-        """Drop what rounds of a path have added up, and weigh its next in full: as between two learning batches."""
+        """Discard a path's accumulated gradients and reset its weight, to the state between two learning batches."""
         with self.record.change:
             self.drop_added(path)
 
     def drop_added(self, path: str) -> None:
-        """As `settle`, by who trains it."""
+        """As `settle`, for the thread that trains it."""
         if self.loaded.training(path)["accumulate"]:
             with self.record.turn.mine:
                 slot = self.slot
@@ -561,28 +561,28 @@ class Resident(Uncopied):
                 self.record.passing = None
 
     def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
-        """What rounds of a path that add up change beside the model, and its value between two learning batches."""
+        """The state besides the model that a path's accumulation changes, with its value between two learning batches."""
         symbols, facts = self.program.symbols, self.loaded.paths[path]
         yield symbols[facts["seed"]], 1.0
         yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
 
     # ------------------------------------------------------------ running
     def forward(self, path: str) -> None:
-        """Run a path's forward and loss sections on the data in its placeholders and in the results that it reads.
+        """Run a path's forward and loss sections on the data in its placeholders and on the results that it reads.
 
-        It runs for the batch of those data, and refuses data of different batches.
+        It uses the batch of these data, and rejects data of different batches.
         """
         self._change(self.loaded.path(path), FORWARD)
 
     def backward(self, path: str) -> None:
-        """Gradients of the loss; they add up until `end_round` where the program accumulates."""
+        """Gradients of the loss; if the program accumulates, they add up until `end_round`."""
         self._change(self.loaded.path(path), ("backward",))
 
     def optimize(self, path: str) -> None:
         """Update the parameters."""
         path = self.loaded.path(path)
         with self.record.change, self.record.turn.mine:
-            if path not in self.record.open:  # a gradient that adds up is part of the image
+            if path not in self.record.open:  # an accumulated gradient is part of the image
                 self._needs_forward(path)
             self._run(path, ("optimize",))
 
@@ -642,7 +642,7 @@ class Resident(Uncopied):
         return slot.scalar(loaded.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
-        """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
+        """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
         loaded, record = self.loaded, self.record
         before = loaded.before(path, phases)
         changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
@@ -652,7 +652,7 @@ class Resident(Uncopied):
             self._run(path, phases, steps)
 
     def _needs_forward(self, path: str) -> int:
-        """The batch that a path has run forward at."""
+        """The batch of the path's last forward."""
         ran = self.record.ran
         if not {(path, phase) for phase in FORWARD} <= ran.keys():
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
@@ -661,21 +661,21 @@ class Resident(Uncopied):
     def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
         """Run phases of a path in this thread's turn.
 
-        What the rows overwrite is noted as gone before they run, and as there when they have.
+        Values that the rows overwrite are marked as gone before the run, and as available after it.
         """
         loaded, record, slot = self.loaded, self.record, self.slot
         start, stop = loaded.span(path, phases)
         made: tuple[tuple[str, str], ...] = ()
-        if phases[0] in ("optimize", "end_round"):  # they read what persists
+        if phases[0] in ("optimize", "end_round"):  # they read the persistent part
             batch = record.ran.get((path, "forward"), self.program.batch_size)
         elif phases[0] == "backward":
             batch = self._needs_forward(path)
             self._needs_arena(path)
-            record.arena = None  # until it has run whole
+            record.arena = None  # until it has completed
         else:
             batch, made = self._batch_of(path, phases), loaded.makes(path, phases)
             record.unmake(path, phases)
-        rows, address = loaded.rows(batch)  # held here: another thread's batches may drop it
+        rows, address = loaded.rows(batch)  # a reference, since another thread may drop them from the cache
         slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
         record.changed |= path in loaded.changes
         if "backward" in phases:
@@ -691,13 +691,13 @@ class Resident(Uncopied):
             record.arena = path
 
     def _needs_arena(self, path: str) -> None:
-        """What the path's forward computed is still there, and so are the data that it read."""
+        """Require that the path's forward results are still there, and the data that it read."""
         other = self.record.arena
         if other != path:
             why = (
                 f"path {other!r} has run since forward({path!r}), and paths share the memory of what they compute"
                 if other is not None
-                else f"data that forward({path!r}) read have been set anew"
+                else f"data that forward({path!r}) read have been set again"
             )
             raise CalcError(f"{why}: call forward({path!r}) again before backward({path!r})")
 
@@ -730,26 +730,26 @@ class Resident(Uncopied):
 
 
 class Views(dict[str, np.ndarray]):
-    """Views by name; another array in place of one would be nobody's."""
+    """Views by name; assigning another array would have no effect on the model."""
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if self.get(name) is not value:  # as after +=
+        if self.get(name) is not value:  # += assigns the same array
             raise CalcError(f"{name!r} is a view of the model's memory: set what it shows, [{name!r}][...] = array")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy is nobody's memory
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy is no view of the model
         return dict, (dict(self),)
 
 
 def _dense(array: np.ndarray) -> str:
-    """What is to be said of labels with an axis too many."""
+    """The hint for labels with an axis too many."""
     axis = next((i for i in (array.ndim - 1, 1) if array.shape[i] == 1), None)
     if axis is None:
-        return " of labels: numbers for each class want a target_shape with the classes"
+        return " of labels: for one number per class, give a target_shape with the classes"
     return f" of labels: write np.asarray(y)[{':, ' * axis}0]"
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | None) -> None:
-    """Refuse labels, or other indexes, that are not below ``classes`` and not the one that is ignored."""
+    """Reject labels, or other indexes, that are not below ``classes``, except the ignored one."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     given = labels

@@ -1,7 +1,7 @@
-"""Slots: pieces of a heap that models take turns in, and the memory that they are pieces of.
+"""Slots: pieces of a heap that models use in turn, and the heap's memory.
 
-All that is done to a model's memory is done by methods of its slot, so that a device with memory of its own
-has slots of its own (`calcvm.vm.memory.cuda`).  Here are those of the host's.
+All access to a model's memory goes through methods of its slot, so that a device with separate memory can have its own
+kind of slot (`calcvm.vm.memory.cuda`).  This module has the slots in host memory.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program, Symbol
     from calcvm.vm.run.loaded import Loaded
 
-BAD_INDEX, LOST_PAGES = 1, 2  # traps of kernels: an index that is none, pages that cannot be written or read
+BAD_INDEX, LOST_PAGES = 1, 2  # traps of kernels: an index out of range, pages that cannot be written or read
 NO_TRAP = 0, 0
 
 
 class Slot:
     """A piece of a heap, for models of one loaded program, and the model that is in it.
 
-    The image is what persists (`Loaded.image`); ``open`` adds the gradients of an accumulation.
+    The image is the persistent part (`Loaded.image`); ``open`` adds the gradients of an accumulation.
 
     Attributes
     ----------
-    writable : views that `cells` gives can be written to.
-    address : of the piece, as compiled code sees it.
-    record : the model that is in it (None: it is being filled).
-    keeper : whose turn keeps the model in it, as long as it lasts, beside the model's own.
-    bytes, elements, image : the piece and the image, as views; of memory on the host alone.
-    pages : the file of its pages, where its program has some.
-    lasting : elements up to the last that persists.
+    writable : writes to the views from `cells` change the heap.
+    address : address of the piece, as compiled code sees it.
+    record : the model in the slot (None: the slot is being filled).
+    keeper : the turns that keep the model in the slot while they last, besides the model's own.
+    bytes, elements, image : the piece and the image, as views; host memory only.
+    pages : the page file, if the program has one.
+    lasting : elements up to the last persistent one.
     job, job_address : a job for the piece, to be filled in.
     """
 
@@ -63,14 +63,14 @@ class Slot:
         self.elements = self.bytes.view(loaded.program.dtype)
         self.image = self.bytes[slice(*loaded.image)]
         self.lasting = self.elements[: lasting_elems(loaded)]
-        self.view = self.image.data  # copied in half the time that an array takes
+        self.view = self.image.data  # copied in half the time of an array
         self.traps = self.elements[:2]
         if loaded.program.page_bytes:
             self.pages = Pages(loaded.program, folder, self.bytes)
             self.pages.announce()
 
     def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
-        """What all kinds of slots have."""
+        """Set the attributes that all kinds of slots have."""
         self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
         self.record: Record | None = None
         self.keeper: Turns | None = None
@@ -82,40 +82,40 @@ class Slot:
 
     # ------------------------------------------------------------ cells of symbols
     def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """A symbol's cells: a view of them if the slot is writable, else a copy."""
+        """A symbol's cells: a view if the slot is writable, else a copy."""
         return cells_of(self.elements_of(symbol, self.elements), symbol, shape)
 
     def elements_of(self, symbol: Symbol, elements: np.ndarray) -> np.ndarray:
-        """What a symbol's offset counts in: ``elements`` of the piece, or the file of pages."""
+        """The array that a symbol's offset refers to: ``elements`` of the piece, or the page file."""
         return elements if self.pages is None or symbol.start < self.loaded.program.heap_bytes else self.pages.elements
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
-        """Set a symbol's cells to a value that is broadcast and converted to their type."""
-        with np.errstate(over="ignore"):  # of float64 in a heap of float32: what is too large is infinite
+        """Set a symbol's cells to a value, broadcast and converted to their type."""
+        with np.errstate(over="ignore"):  # float64 to float32: numbers that are too large become infinite
             cells_of(self.elements_of(symbol, self.elements), symbol, shape)[...] = value
 
     def scalar(self, offset: int) -> float:
         """The element at an offset."""
         return float(self.elements[offset])
 
-    # ------------------------------------------------------------ the whole piece, and what of it lasts
+    # ------------------------------------------------------------ the whole piece, and its persistent part
     def clear(self) -> None:
-        """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
+        """Zero the traps and the persistent part.  Everything else is written before it is read."""
         self.lasting[:] = 0
         if self.pages is not None:
             self.pages.announce()
 
     def clear_pages(self) -> None:
-        """Set to 0 what persists in the file of pages."""
+        """Zero the persistent part of the page file."""
         if self.pages is not None:
             self.pages.bytes[slice(*self.loaded.paged)] = 0
 
     def clear_padding(self) -> None:
-        """Set to 0 what updates of whole blocks read, and nothing writes (`Loaded.padding`)."""
+        """Zero the padding that block-wise updates read and nothing writes (`Loaded.padding`)."""
         self.elements[self.loaded.padding] = 0
 
     def blank(self) -> np.ndarray:
-        """Zeros for the elements up to the last that persists, to be set and given to `fill`: here the piece itself."""
+        """Zeros up to the last persistent element, to be set and passed to `fill`: here the piece itself."""
         self.clear()
         return self.lasting
 
@@ -124,15 +124,15 @@ class Slot:
         return self.elements.copy()
 
     def fill(self, elements: np.ndarray) -> None:
-        """Set the first elements of the piece; those that are reserved stay."""
+        """Set the first elements of the piece, except the reserved ones."""
         if elements is not self.lasting:
             self.elements[RESERVED : len(elements)] = elements[RESERVED:]
 
     def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
-        """`fill` a model's piece between two learning batches, and set the facts that go with that.
+        """`fill` a model's piece between two learning batches, and set the matching facts.
 
-        A signal is heard before or after all of it: CPython looks for one at calls and jumps, and there is none between
-        these statements.
+        A signal is handled before or after all of it: CPython checks for signals at calls and jumps, and there are none
+        between these statements.
         """
         piece, kept, closed = self.elements[RESERVED : len(elements)], record.facts.kept, set[str]()
         if elements is not self.lasting:
@@ -143,7 +143,7 @@ class Slot:
         record.open, record.passing = closed, None
 
     def renew_pages(self) -> None:
-        """In a forked child: a file of its own."""
+        """Give a forked child its own page file."""
         if (former := self.pages) is not None:
             self.pages = Pages(self.loaded.program, former.folder, self.bytes)
             kept = slice(*self.loaded.paged)
@@ -163,13 +163,13 @@ class Slot:
             at += part.nbytes
 
     def _parts(self, open: bool) -> list[np.ndarray]:  # noqa: A002
-        """The image's bytes as views: in the piece, and in the file of pages."""
+        """The image's bytes as views: in the piece, and in the page file."""
         within = self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))]
         return [within] if self.pages is None else [within, self.pages.bytes[slice(*self.loaded.paged)]]
 
     def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
-        """Copy the image to a store; the bytes copied."""
-        if self.pages is not None:  # for a moment in memory
+        """Copy the image to a store; returns the number of bytes."""
+        if self.pages is not None:  # a temporary copy in memory
             image = self.get_image(open).data
         else:
             image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
@@ -177,7 +177,7 @@ class Slot:
         return image.nbytes
 
     def restore(self, store: Store, name: str, open: bool) -> int:  # noqa: A002
-        """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
+        """Copy the image from a store, clear traps and any gradients outside the image; returns the number of bytes."""
         if self.pages is not None:
             image = np.empty(self.loaded.image_bytes(open), np.uint8).data
             store.get(name, image)
@@ -193,9 +193,9 @@ class Slot:
 
     # ------------------------------------------------------------ running
     def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
-        """Run the job at ``address`` by ``code`` (see `Device.run`), and raise what a kernel trapped.
+        """Run the job at ``address`` with ``code`` (see `Device.run`), and raise a kernel's trap.
 
-        Steps of rows are run in slices: Ctrl-C finds whole steps done, or a step that has changed nothing yet.
+        Steps of rows run in slices: Ctrl-C comes after a whole step, or in a step that has changed nothing yet.
         """
         if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.loaded.short):
             self._run_steps(steps, job, address, workers)
@@ -207,7 +207,7 @@ class Slot:
         self.check()
 
     def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
-        """Run rows many times, or a step that is long."""
+        """Run rows many times, or a long step once."""
         loaded, span = self.loaded, (job.item(layout.START), job.item(layout.STOP))
         pieces, _ = loaded.cut((span,), workers)
 
@@ -230,14 +230,14 @@ class Slot:
                 pass
 
     def check(self) -> None:
-        """Raise what a kernel trapped."""
+        """Raise a kernel's trap, if there is one."""
         code, pc = self.trap()
         if code:
             program = self.loaded.program
             raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {_met(program, pc, code)}")
 
     def trap(self) -> tuple[int, int]:
-        """Code and row of what a kernel trapped, once; zeros where there is nothing."""
+        """Code and row of a kernel's trap, which is cleared; zeros if there is none."""
         if not self.elements[0]:
             return NO_TRAP
         code, pc = int(self.elements[0]), int(self.elements[1])
@@ -246,7 +246,7 @@ class Slot:
 
 
 def _met(program: Program, pc: int, code: int) -> str:
-    """What a kernel met that it trapped."""
+    """The cause of a kernel's trap."""
     if code == LOST_PAGES:
         return "the file of its pages could not be written or read: the disk is full or damaged; load the model as it was saved"
     spec = program.spec(pc)
@@ -254,10 +254,11 @@ def _met(program: Program, pc: int, code: int) -> str:
     if code != BAD_INDEX:
         return f"trap {code}"
     if index is None:
-        from calcvm.vm.program.disassemble import equation_at  # which reads equations: a run that goes well needs none
+        from calcvm.vm.program.disassemble import equation_at  # not needed by successful runs
 
         return (
-            f"data say a place beyond the ends in {equation_at(program, pc)}: say what counts there, as in x[t[i]; 0]"
+            f"an index from the data is out of range in {equation_at(program, pc)}: give a value for such places, "
+            "as in x[t[i]; 0]"
         )
     words, _ = decode_row(spec, program.rows[pc])
     what = "a label" if index.name == "target" else "an index"
@@ -266,12 +267,12 @@ def _met(program: Program, pc: int, code: int) -> str:
 
 
 def shape_of(symbol: Symbol) -> tuple[int, ...]:
-    """The shape of one that does not depend on the batch."""
+    """The shape of a symbol that does not depend on the batch."""
     return tuple(form.b for form in symbol.shape)
 
 
 def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A symbol's cells among the elements of a piece; of one that does not depend on the batch, in its own shape."""
+    """A symbol's cells among the elements of a piece; ``shape`` defaults to that of a symbol independent of the batch."""
     shape = shape_of(symbol) if shape is None else shape
     n = math.prod(shape)
     if symbol.dtype == elements.dtype.name:
@@ -282,31 +283,31 @@ def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None
 
 
 def as_seen(cells: np.ndarray, symbol: Symbol, shape: tuple[int, ...]) -> np.ndarray:
-    """Cells in the order in which they lie, as the array that users see: a view of them."""
+    """Cells in storage order, as a view with the layout that users see."""
     if not symbol.layout:
         return cells.reshape(shape)
     return cells.reshape(laid(shape, symbol.layout)).transpose(back(symbol.layout, len(shape)))
 
 
 def lasting_elems(loaded: Loaded) -> int:
-    """Elements from a piece's begin to the last that persists."""
+    """Elements from a piece's start to the last persistent one."""
     return max(-(-loaded.opened[1] // loaded.program.itemsize), RESERVED)
 
 
 class Memory(Protocol):
-    """A heap's one allocation, of ``nbytes`` bytes."""
+    """The single allocation of a heap, of ``nbytes`` bytes."""
 
     nbytes: int
 
     def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
-        """The slot of a loaded program at the bytes [start, stop), which begin on a cache line."""
+        """The slot of a loaded program at the bytes [start, stop), which start on a cache line."""
 
     def close(self) -> None:
-        """Give the memory back: its slots are not used any more."""
+        """Free the memory; its slots are not used any more."""
 
 
 class HostMemory:
-    """Memory of the host, zeroed; the system gives pages of it as they are touched.  ``folder`` : of files of models' pages."""
+    """Zeroed host memory; the system allocates its pages at first touch.  ``folder`` : for page files of models."""
 
     def __init__(self, nbytes: int, folder: str | None = None):
         self.nbytes, self.folder = nbytes, folder
@@ -316,11 +317,11 @@ class HostMemory:
                 raise MemoryError
             self._bytes = aligned(nbytes)
         except MemoryError:
-            text = f"a heap of {nbytes:,} bytes: {limit}: take smaller batches or models"
+            text = f"a heap of {nbytes:,} bytes: {limit}: use smaller batches or models"
             raise PlanError(text, nbytes, there) from None
 
     def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
         return Slot(loaded, start, stop, self._bytes[start:stop], self.folder)
 
     def close(self) -> None:
-        """It goes with the last view of it that was given out."""
+        """Do nothing: the memory is freed with the last view of it."""

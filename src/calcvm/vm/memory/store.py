@@ -1,4 +1,4 @@
-"""Stores: where the images of models are that are not in a heap, in memory or in files."""
+"""Stores: they hold the images of models that are not in a heap, in memory or in files."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import parsed, plain
 
-LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
+LONGEST_NAME = 200  # characters of a quoted name: file names have at most 255, with the suffixes of temporary files
 
-NEVER = 1 << 62  # epochs between two versions, where a model is written at the end of its training alone
+NEVER = 1 << 62  # epochs between two versions, if a model is written only at the end of its training
 
 UNCHANGED = ".  What the store held is unchanged"
 
 
 def checkpoint_epochs(given: int | str) -> int:
-    """Epochs after which a training writes its model to a `FileStore`: a number, or "end"."""
+    """Epochs after which training writes its model to a `FileStore`: a number, or "end"."""
     if isinstance(given, str) and given == "end":
         return NEVER
     return checks.integer('checkpoint, in epochs or "end",', given)
 
 
 class Store(Protocol):
-    """What a heap asks of a store.
+    """The interface that a heap needs.
 
-    persistent : what it holds outlives the process.
+    persistent : the contents outlive the process.
     """
 
     persistent: bool
@@ -50,37 +50,37 @@ class Store(Protocol):
         """Keep a copy of ``image`` (bytes, contiguous) and ``facts`` (JSON-able)."""
 
     def get(self, name: str, image: memoryview | None = None) -> tuple[Mapping[str, Any], memoryview]:
-        """Facts and a copy of the image, in ``image`` if that is given (of the same size)."""
+        """Facts and a copy of the image, in ``image`` if given (of the same size)."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def names(self) -> list[str]: ...
 
     def remove(self, name: str) -> None:
-        """Forget a model; one that is not there is no error."""
+        """Forget a model; an unknown name is no error."""
 
     def put_program(self, program: Program) -> None: ...
 
     def get_program(self, digest: str) -> Program:
-        """The program of a hash."""
+        """The program with a hash."""
 
     def close(self) -> None: ...
 
 
 class MemoryStore(Uncopied):
-    """Images in memory beside the heap: an array a model, allocated once."""
+    """Images in memory beside the heap: one array per model, allocated once."""
 
-    _instead = "models are, or save them to files; another store has its own"
+    _instead = "copy its models, or save them to files; another store has its own models"
 
     persistent = False
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Mapping[str, Any], memoryview]] = {}
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # heaps, as of a `FileStore`
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # the heaps, as in a `FileStore`
         self._programs: dict[str, Program] = {}
 
     def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
-        """Copy ``image``; ``facts`` itself is kept."""
+        """Copy ``image``; keep ``facts`` itself."""
         kept = self._kept.get(name)
         if kept is None or kept[1].nbytes != image.nbytes:
             kept = self._kept[name] = facts, np.empty(image.nbytes, np.uint8).data
@@ -120,61 +120,59 @@ class MemoryStore(Uncopied):
             raise ProgramError(f"the store has no program {digest!r}") from None
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._kept.clear()
         self._programs.clear()
 
 
 class FileStore(Uncopied):
-    """Images in files: one file per model, in a folder that one process writes and others may read meanwhile.
+    """Images in files: one file per model, in a folder that one process writes while others may read.
 
-    ``models/NAME.model`` holds the last two versions of a model (its name quoted as in a web address),
-    ``programs/HASH.calc`` a program.  A version is there whole or not at all, and is checked when it is read; whenever
-    the process is killed, each model is there in its last version or the one being written.
+    ``models/NAME.model`` holds the last two versions of a model (its name quoted as in a URL), ``programs/HASH.calc`` a program.
+    A version is either complete or absent, and is checked when it is read.  If the process is killed, each model is there in
+    its last version or in the one being written.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there.
+        Created if it does not exist.
     durable : bool
-        Wait until each version is on the disk.  Without, writing is faster and survives a killed process, but
-        not a power cut or a crash of the system: models written shortly before may then be damaged (and refused).
+        Wait until each version is on the disk.  Without it, writing is faster and survives a killed process, but
+        not a power cut or a system crash: models written shortly before may then be damaged (and refused).
     read_only : bool
-        Only read, also while another process writes.  A heap reads a model whole when it is opened, in the last version that was
-        written, and keeps that in memory until the model is closed.  It may be trained there: nothing of that is written.
+        Only read, even while another process writes.  Opening a model reads its last version as a whole, and the heap keeps that in
+        memory until the model is closed.  The model can be trained, but no changes are written.
 
     Raises
     ------
-    CalcError : the folder is open for writing in this or another process, or cannot be written; with ``read_only``, there
-        is no store.
+    CalcError : the folder is open for writing in this or another process, or cannot be written; with ``read_only``, it
+        holds no store.
     """
 
-    _instead = "hand over its folder, which one process at a time has open"
+    _instead = "pass its folder instead, which one process at a time can open"
 
     persistent = True
 
     def __init__(self, folder: str | PathLike[str], durable: bool = True, *, read_only: bool = False):
         if not isinstance(folder, (str, os.PathLike)) or not str(folder):
             raise CalcError(f"FileStore: {folder!r} is not the path of a folder")
-        self.folder = Path(folder).absolute()  # wherever the process goes
+        self.folder = Path(folder).absolute()  # independent of later changes of the working directory
         self.durable = checks.flag("FileStore: durable", durable)
         self.read_only = checks.flag("FileStore: read_only", read_only)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
-        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # heaps, which answer ``user.opened(name)``
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # the heaps, which implement ``user.opened(name)``
         if self.read_only:
             self._open: FileIO | None = None
             if not self._models.is_dir():
-                raise CalcError(
-                    f"{self.folder}: there is no store here: look at the path, or open it for writing first"
-                )
+                raise CalcError(f"{self.folder}: there is no store here: check the path, or open it for writing first")
             return
         locked: FileIO | None = None
         try:
             with telling(str(self.folder), "opened as a store"):
                 for path in (self._models, self._of_programs):
                     path.mkdir(parents=True, exist_ok=True)
-                self._open = locked = _lock(self.folder)  # closed in one piece, however often
+                self._open = locked = _lock(self.folder)  # any number of closes is safe
                 weakref.finalize(self, _close, weakref.ref(locked)).atexit = False
                 _locks.add(locked)
                 for path in (self._models, self._of_programs):
@@ -182,7 +180,7 @@ class FileStore(Uncopied):
             if durable:
                 sync_folder(self.folder)
                 sync_folder(self.folder.parent)
-        except BaseException:  # whose traceback would keep the folder locked
+        except BaseException:  # its traceback would keep the folder locked
             if locked is not None:
                 locked.close()
             raise
@@ -192,7 +190,7 @@ class FileStore(Uncopied):
 
     # ------------------------------------------------------------ models
     def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
-        """Write a version of a model, in the place of the version before its last one.
+        """Write a version of a model over the version before its last one.
 
         Raises
         ------
@@ -202,7 +200,7 @@ class FileStore(Uncopied):
         try:
             document = json.dumps(dict(facts), default=plain).encode()
         except (TypeError, ValueError) as error:
-            raise CalcError(f"model {name!r}: its notes hold what cannot be written as JSON ({error})") from None
+            raise CalcError(f"model {name!r}: its notes hold values that cannot be written as JSON ({error})") from None
         with telling(str(path), "written", UNCHANGED):
             versions.write(path, document, image, self.durable)
 
@@ -214,9 +212,9 @@ class FileStore(Uncopied):
         Parameters
         ----------
         image : memoryview of bytes, optional
-            Where to read the image to; what it holds is undefined where the file is refused.
+            Destination of the image; its contents are undefined if the file is refused.
         previous : bool
-            The version before the last one; the one that is left, where the other's header is damaged.
+            Read the version before the last one; if a header is damaged, the version with the intact header.
 
         Raises
         ------
@@ -232,16 +230,16 @@ class FileStore(Uncopied):
             raise CalcError(f"{self.folder}: the store has no {version} {name!r}") from None
         facts = parsed(document, f"{path}: its facts")
         if not isinstance(facts, dict):
-            raise ProgramError(f"{path}: not a model that calcvm wrote.  Copy it anew, or remove it")
+            raise ProgramError(f"{path}: not a model that calcvm wrote.  Copy it again, or remove it")
         return facts, image
 
     def restore(self, name: str) -> None:
-        """Go back to the version before the last one, for example where that is damaged.
+        """Go back to the version before the last one, for example if the last one is damaged.
 
         Raises
         ------
-        CalcError : there is no such model, or no version before its last one; it is open, and would be written again.
-        ProgramError : that version is damaged, too.
+        CalcError : there is no such model, or no version before its last one; or it is open, and would be written again.
+        ProgramError : the earlier version is damaged too.
         """
         path = self._written(name)
         self._check_closed(name, "restored")
@@ -260,18 +258,18 @@ class FileStore(Uncopied):
         return [unquote(stem, errors="surrogatepass") for stem in stems]
 
     def remove(self, name: str) -> None:
-        """Forget a model; one that is not there is no error (CalcError: it is open, and would be written again)."""
+        """Forget a model; an unknown name is no error (CalcError: the model is open, and would be written again)."""
         path = self._written(name)
         self._check_closed(name, "removed")
         with telling(str(path), "removed", UNCHANGED):
-            path.with_suffix(".previous").unlink(missing_ok=True)  # of format 1; first: it is of no other model
+            path.with_suffix(".previous").unlink(missing_ok=True)  # of format 1; first: no later model inherits it
             path.unlink(missing_ok=True)
         if self.durable:
             sync_folder(self._models)
 
     # ------------------------------------------------------------ programs
     def put_program(self, program: Program) -> None:
-        """Write a program's file, if there is none."""
+        """Write a program's file, unless it exists."""
         path = self._checked(self._of_programs) / f"{program.hash}.calc"
         if not path.exists():
             self._check_writable(path)
@@ -280,7 +278,7 @@ class FileStore(Uncopied):
         self._programs[program.hash] = program
 
     def get_program(self, digest: str) -> Program:
-        """The program of a hash, verified; models in use share one.
+        """The program with a hash, verified; open models share it.
 
         Raises
         ------
@@ -290,18 +288,16 @@ class FileStore(Uncopied):
         program = self._programs.get(digest)
         if program is None:
             if not re.fullmatch("[0-9a-f]{64}", digest) or not path.exists():
-                raise ProgramError(f"{path}: there is no such program: copy it from a whole copy of the store")
+                raise ProgramError(f"{path}: there is no such program: copy it from a complete copy of the store")
             with telling(str(path), "read"):
                 program = load_program(path)
-            if digest not in (program.hash, program.former):
-                raise ProgramError(f"{path}: holds another program ({program.hash}): copy it anew")
-            if program.former and not self.read_only:  # the model will be written with the hash of today
-                self.put_program(program)
+            if digest != program.hash:
+                raise ProgramError(f"{path}: holds another program ({program.hash}): copy it again")
             self._programs[digest] = program
         return program
 
     def close(self) -> None:
-        """Let others open the folder; the store cannot be used afterwards."""
+        """Release the folder; the store cannot be used afterwards."""
         if self._open is not None:
             self._open.close()
 
@@ -318,7 +314,7 @@ class FileStore(Uncopied):
     def _check_closed(self, name: str, what: str) -> None:
         if any(user.opened(name) for user in self.users):
             raise CalcError(
-                f"model {name!r} is open, and cannot be {what} now: close it first, by the close() of its model or handle"
+                f"model {name!r} is open, and cannot be {what} now: close it first, with close() of its model or handle"
             )
 
     def _written(self, name: str) -> Path:
@@ -328,7 +324,7 @@ class FileStore(Uncopied):
 
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or not name:
-            raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
+            raise CalcError(f"a model's name is a non-empty text, not {name!r}")
         quoted = re.sub(r"^\.", "%2E", quote(name, safe="", errors="surrogatepass"))
         if len(quoted) > LONGEST_NAME:
             raise CalcError(
@@ -342,13 +338,13 @@ _locks: weakref.WeakSet[FileIO] = weakref.WeakSet()
 
 
 def _close(file: weakref.ref[FileIO]) -> None:
-    """Close a file that may be gone; where a signal keeps this from being called, it goes with the last who has it."""
+    """Close a file that may be gone.  If a signal prevents this call, the file closes with its last reference."""
     if (there := file()) is not None:
         there.close()
 
 
 def _after_fork() -> None:
-    for file in _locks:  # else a child would keep the stores locked
+    for file in _locks:  # otherwise a child would keep the stores locked
         file.close()
 
 
@@ -356,11 +352,11 @@ at_fork(after_in_child=_after_fork)
 
 
 def _lock(folder: Path) -> FileIO:
-    """A file that keeps others from locking the folder until it is closed, as it is when nobody has it any more."""
+    """A file that locks the folder until it is closed, at the latest with its last reference."""
     file = FileIO(folder / "lock", "a+")
     try:
         lock(file, f"FileStore({str(folder)!r})")
-        with suppress(OSError):  # it only serves the message below
+        with suppress(OSError):  # only the message below needs it
             file.truncate(0)
             file.write(str(os.getpid()).encode())
         return file

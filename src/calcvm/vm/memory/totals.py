@@ -1,6 +1,6 @@
 """Results that are functions of totals over the samples, such as the root of a mean or a quotient of sums.
 
-Over several batches their totals are added up, and at the end the rows that make the results of these are run once more.
+Over several batches the totals are added up.  At the end, the rows that compute the results run once more on these totals.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from calcvm.vm.run import job as layout
 
 
 class Totals:
-    """What results ``names`` of a path are functions of; the sums of it stand behind ``before`` others.
+    """The totals that results ``names`` of a path are functions of; their sums come after ``before`` other sums.
 
-    kinds : of each total, whether a batch has a "mean" or a "sum".
-    elements : of each sum its offset in the heap, and its kind.
+    kinds : "mean" or "sum" of a batch, for each total.
+    elements : for each sum its offset in the heap, and its kind.
     """
 
     def __init__(self, model: Resident, path: str, names: Sequence[str], before: int = 0):
@@ -37,7 +37,7 @@ class Totals:
         return name in self._rows
 
     def table(self, results: Sequence[str]) -> np.ndarray:
-        """For `calcvm.vm.run.job.FUNCTIONS`; ``results`` : those that the pass has, in order."""
+        """The words for `calcvm.vm.run.job.FUNCTIONS`; ``results`` : the results of the pass, in order."""
         words = [len(self._rows)]
         for name, rows in self._rows.items():
             cells = []
@@ -49,7 +49,7 @@ class Totals:
         return np.array(words, np.int64)
 
     def seen(self, means: np.ndarray) -> dict[str, np.ndarray]:
-        """The totals, of what the sums have come to."""
+        """The totals, from the accumulated sums."""
         found = {}
         for total, start in self._starts.items():
             symbol = self._loaded.symbol(total)
@@ -57,7 +57,7 @@ class Totals:
         return found
 
     def results(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The results, of totals; in a turn."""
+        """The results, from totals; the caller has the model's turn."""
         self.model.record.forget()
         slot, loaded = self.model.slot, self._loaded
         address, found = loaded.rows(loaded.program.batch_size)[1], {}

@@ -1,4 +1,4 @@
-"""Statements and a plan become a verified program."""
+"""Assemble statements and a plan into a verified program."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def assemble(
 
     Parameters
     ----------
-    lowered : the statements in the order of the rows; the plan's own (``plan.lowered``) come first.
+    lowered : the statements in row order; those of the plan (``plan.lowered``), if any, replace them.
     plan : offsets by value, sync flags, zones, batch_size, workers, heap_elems.
     dtype : "float32" or "float64".
-    info : JSON-able facts, such as lowering's; for a value in them stands its number in the program's symbols.
+    info : JSON-able facts, such as lowering's; values in them become the numbers of their symbols in the program.
 
     Raises
     ------
     ProgramError
-        Two values have one name, or the rows do not verify: a defect of lowering or planning, named with row, operator and operand.
+        Two values have the same name, or the rows do not verify: a defect of lowering or planning, named with row, operator and operand.
     """
     lowered = getattr(plan, "lowered", lowered)
     values = [v for v in lowered.values if v in plan.offsets]
@@ -109,7 +109,7 @@ def numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tupl
 
 
 def _equations(lowered: Lowered) -> dict[str, Any]:
-    """The rows that are users' equations, which a program carries with it."""
+    """The rows of custom equations, which the program carries with it."""
     if not STATED:
         return {}
     from calcvm.ops.stated import documents_of
@@ -119,7 +119,7 @@ def _equations(lowered: Lowered) -> dict[str, Any]:
 
 
 def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
-    """Facts with the number of each value's symbol for the value (None: it has no cells)."""
+    """Facts with each value replaced by the number of its symbol (None: it has no cells)."""
     if isinstance(info, Value):
         return index.get(info)
     if isinstance(info, Mapping):

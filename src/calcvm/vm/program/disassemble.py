@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calcvm.equations.text import show_equation
 from calcvm.equations.tree import Element, Name, Node, rewritten
@@ -13,21 +13,19 @@ from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import EQUATION, HEADER_WORDS, STATED
 from calcvm.ops.specialized import specialized
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
-
-if TYPE_CHECKING:
-    from calcvm.vm.program.program import Program, Zone
+from calcvm.vm.program.program_data import ProgramData, Zone
 
 HIDDEN = ("act", "acc")  # words that the equation shows
-PLAIN = {"wn": 0, "phases": 1}  # words that are shown where they are something else
+PLAIN = {"wn": 0, "phases": 1}  # words shown only if they have another value
 
 
-def disassemble(program: Program, batch: int | None = None) -> str:
-    """The program as text: zones, then each section with one line a row.
+def disassemble(program: ProgramData, batch: int | None = None) -> str:
+    """The program as text: zones, then each section with one line per row.
 
     Parameters
     ----------
     batch : int, optional
-        Show sizes for this batch; without it they are forms of the batch ``B``.
+        Show sizes for this batch; by default they are expressions of the batch ``B``.
     """
     if batch is not None and not 1 <= batch <= program.batch_size:
         raise CalcError(f"batch {batch}: the program is planned for 1 to {program.batch_size}")
@@ -46,12 +44,12 @@ def disassemble(program: Program, batch: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def equation_at(program: Program, index: int) -> str:
-    """What one row computes, as the listing says it."""
+def equation_at(program: ProgramData, index: int) -> str:
+    """The equation of one row, as in the listing."""
     return _Line(program, index, _patches(program), None).equation()
 
 
-def _patches(program: Program) -> dict[tuple[int, int], Affine]:
+def _patches(program: ProgramData) -> dict[tuple[int, int], Affine]:
     return {(int(row), int(word)): Affine(int(a), int(b)) for row, word, a, b in program.patches}
 
 
@@ -61,9 +59,9 @@ def _zone(z: Zone, itemsize: int) -> str:
 
 
 class _Line:
-    """One row: its equation with names put in, its words as sizes, and its operands with shapes and offsets."""
+    """One row: its equation with the values' names, its words as sizes, and its operands with shapes and offsets."""
 
-    def __init__(self, program: Program, index: int, patches: dict[tuple[int, int], Affine], batch: int | None):
+    def __init__(self, program: ProgramData, index: int, patches: dict[tuple[int, int], Affine], batch: int | None):
         self.program, self.index, self.batch = program, index, batch
         self.row = [int(w) for w in program.rows[index]]
         self.spec = program.spec(index)
@@ -107,7 +105,7 @@ class _Line:
         return "; ".join(clauses)
 
     def _symbol(self, name: str) -> str:
-        """An operand's name, and how far into it the operand begins."""
+        """An operand's name, plus its offset within the symbol."""
         offset, index = self.operands[name]
         if not 0 <= index < len(self.program.symbols):
             return f"?@{offset}"
@@ -115,7 +113,7 @@ class _Line:
         return f"{symbol.name}+{offset - symbol.offset}" if offset != symbol.offset else symbol.name
 
     def _operand(self, name: str) -> str:
-        """With its shape and its offset into the heap."""
+        """An operand with its shape and its offset into the heap."""
         offset, index = self.operands[name]
         if not 0 <= index < len(self.program.symbols):
             return f"?@{offset}"
@@ -124,7 +122,7 @@ class _Line:
 
 
 def short(name: str) -> str:
-    """A row's name; of a user's equation as much of it as tells it from others."""
+    """A row's name; a custom equation's name is cut after its distinguishing part."""
     return name[: len(EQUATION) + 9] if name in STATED else name
 
 

@@ -1,7 +1,8 @@
 """Rows as integers: one encoder and one decoder for all operators, driven by the operator table.
 
-Word 0 is the instruction, by its place in the program's list; word 1 the flags (bit 0: barrier after the row; bit 1:
-it has several phases, as many as its first own word says; from bit 8 on: the row's index); then the spec's words in order, then an element offset for each operand (-1: left out).
+Word 0 is the instruction, as an index into the program's list.  Word 1 has the flags.  Bit 0: a barrier follows the row; bit 1: the
+row has several phases, whose number is its first spec word; from bit 8 on: the row's index.  Then come the spec's words in
+order, and an element offset for each operand (-1: left out).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from calcvm.ops.types import BYTES
 FLAG_SYNC, FLAG_PHASES = 1, 2
 FLAG_PC_SHIFT = 8
 ABSENT = -1
-ALIGN_BYTES = 64  # a cache line, on which rows and storage begin
+ALIGN_BYTES = 64  # a cache line; rows and storage start on one
 FORMAT_VERSION = 3
-RESERVED = 16  # elements at a heap's start that no operand may touch: the first two hold a trap
-ITEMSIZE = {"float32": 4, "float64": 8}  # of an element of the heap
+MODEL_VERSION = 2  # of a model's file, which holds its program
+RESERVED = 16  # elements at a heap's start that are closed to operands: the first two hold a trap
+ITEMSIZE = {"float32": 4, "float64": 8}  # bytes of a heap element
 
 
 def aligned(nbytes: int) -> np.ndarray:
@@ -33,14 +35,14 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 class Instruction(NamedTuple):
-    """What a program says of an instruction that its rows use: its name, and a digest of its form."""
+    """A program's reference to an instruction of its rows: its name, and a digest of its form."""
 
     name: str
     form: str
 
 
 def instructions(specs: Iterable[RowSpec]) -> tuple[Instruction, ...]:
-    """The list of a program whose rows use these."""
+    """The instruction list of a program whose rows use these specs."""
     return tuple(Instruction(spec.name, form_of(spec)) for spec in sorted(set(specs), key=lambda spec: spec.name))
 
 
@@ -51,7 +53,7 @@ def form_of(spec: RowSpec) -> str:
 
 
 def form_parts(spec: RowSpec) -> tuple[list[tuple], list[tuple]]:
-    """What rows rely on: an instruction of the same name in which this differs is another one."""
+    """The properties that rows rely on: an instruction with the same name but other properties is a different one."""
     typed = {o.name: (o.type,) for o in spec.operands if o.type in BYTES}
     operands = [(o.name, o.access, o.elems, o.optional, *typed.get(o.name, ())) for o in spec.operands]
     return [(w.name, w.kind) for w in spec.words], operands
@@ -68,7 +70,7 @@ def bits_float(word: int) -> float:
 def encode_row(
     spec: RowSpec, words: Mapping[str, Any], offsets: Mapping[str, int | None], flags: int = 0, instruction: int = 0
 ) -> np.ndarray:
-    """One row, int64, of whole cache lines.  ``words`` are numbers here: batch forms are evaluated by the caller."""
+    """One row, int64, of whole cache lines.  ``words`` are numbers: the caller evaluates expressions of the batch."""
     row = np.zeros(row_words([spec]), np.int64)
     row[0], row[1] = instruction, flags
     k = HEADER_WORDS
@@ -84,7 +86,7 @@ def encode_row(
 
 
 def phases_of(row: np.ndarray) -> int:
-    """How often an encoded row is run."""
+    """Number of phases of an encoded row."""
     return int(row[HEADER_WORDS]) if row[1] & FLAG_PHASES else 1
 
 

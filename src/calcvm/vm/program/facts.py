@@ -1,4 +1,4 @@
-"""What a model is beside its program and its image: seed, rounds done, settings."""
+"""A model's metadata besides its program and image: seed, number of rounds, settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
 MAX_SEED = 2**63 - 1  # kept as int64 in heaps and jobs
-MAX_ROUNDS = MAX_LEARNING = 2**40  # products of two with samples and rounds must not leave int64
+MAX_ROUNDS = MAX_LEARNING = 2**40  # products of two of these with samples and rounds must fit int64
 DIGEST = text("[0-9a-f]{64}", "a sha256 in hexadecimal digits")
 FIELDS = {
     "program": DIGEST,
@@ -31,21 +31,21 @@ class Facts(MutableMapping[str, Any]):
     """Facts of a model by name, which a `FileStore` keeps as JSON beside the image.
 
     program : hash of the program.
-    seed, rounds : what the order of the next epoch's samples depends on.
-    learning_batch : samples of an update, where that is more than a batch.
+    seed, rounds : determine the sample order of the next epoch.
+    learning_batch : samples per update, if that is more than a batch.
     open : the image holds the gradients of an accumulation.
 
-    Others may be set (anew: not changed in place) to anything that JSON can hold.  Each is checked where it is set, whoever sets it: compiled code
-    meets no other number.
+    Other facts may be set to any JSON-able value; replace values instead of changing them in place.  Every value is checked when
+    it is set, so that compiled code reads only valid numbers.
 
-    changed : since the store has them.
+    changed : they differ from the store's copy.
     kept : the values, checked.
     """
 
     __slots__ = ("changed", "kept", "program")
 
     def __init__(self, program: Program, values: Mapping[str, Any], where: str | None = None):
-        """``where`` names the file that the values come from: what does not fit is then refused by a ProgramError."""
+        """``where`` names the file that the values come from; invalid values then raise a ProgramError."""
         self.program, self.changed = program, False
         missing = [name for name in NEEDED if name not in values]
         if missing:
@@ -84,7 +84,7 @@ class Facts(MutableMapping[str, Any]):
         self.changed = True
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.kept])  # other threads may set more meanwhile
+        return iter([*self.kept])  # other threads may add some meanwhile
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -94,7 +94,7 @@ class Facts(MutableMapping[str, Any]):
 
 
 def check_learning_batch(program: Program, n: Any, where: str = "", error: type[CalcError] = CalcError) -> int:
-    """``n``, if updates of a program can be made from so many samples."""
+    """``n``, if a program can make updates from that many samples."""
     n = schema.check(integer(1, MAX_LEARNING), n, f"{where}learning_batch", error)
     batch, paths = program.batch_size, program.info.get("paths", {})
     if n < batch:
@@ -105,8 +105,8 @@ def check_learning_batch(program: Program, n: Any, where: str = "", error: type[
         if facts.get("over") == "other" and (name == "learn" or "learn" not in paths):
             raise error(
                 f"{where}learning_batch={n} is above the batch of {batch}, and rounds cannot make the loss {loss!r} of path {name!r}: "
-                f"they add up means, or sums, of what each sample has by itself, and {facts['why']} makes something else of the batch; "
-                f"take batch_size={n}, or a loss that is a mean over samples"
+                f"they add up means or sums over samples, and {facts['why']} combines the whole batch in another way; "
+                f"use batch_size={n}, or a loss that is a mean over samples"
             )
     if n > batch and not any(facts.get("accumulate") for facts in paths.values()):
         raise error(

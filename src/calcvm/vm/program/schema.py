@@ -1,6 +1,6 @@
-"""What documents of files must look like: the type, range and fields of everything, declared beside what reads it.
+"""Schemas of documents in files: the type, range and fields of each value, declared beside the code that reads it.
 
-A spec is a function that answers a value as it will be used, or raises `Misfit`.
+A spec is a function that returns a value ready for use, or raises `Misfit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Spec = Callable[[Any], Any]
 
 
 class Misfit(Exception):
-    """A value is not what its spec wants; ``place`` says where in the document, as far as it is known."""
+    """A value does not match its spec; ``place`` is its place in the document, as far as known."""
 
     def __init__(self, message: str):
         super().__init__(message)
@@ -26,7 +26,7 @@ class Misfit(Exception):
 
 
 def check(spec: Spec, value: Any, where: str, error: type[CalcError] = ProgramError) -> Any:
-    """The value as the spec answers it; ``where`` names the document in errors."""
+    """The value as returned by the spec; ``where`` names the document in errors."""
     try:
         return spec(value)
     except Misfit as misfit:
@@ -47,12 +47,12 @@ def _inside(place: str, spec: Spec, value: Any) -> Any:
 
 # ---------------------------------------------------------------- single values
 def integer(low: int, high: int) -> Spec:
-    """From ``low`` to ``high``; NumPy's integers are integers, truth values are none."""
+    """An integer from ``low`` to ``high``; NumPy integers count, booleans do not."""
 
     wanted = f"an integer >= {low}" if high == checks.LARGEST else f"an integer from {low} to {high}"
 
     def read(value: Any) -> int:
-        if type(value) is int and low <= value <= high:  # as is most often so
+        if type(value) is int and low <= value <= high:  # the most frequent case
             return value
         if not checks.is_integer(value) or not low <= value <= high:
             raise _wanted(value, wanted)
@@ -62,7 +62,7 @@ def integer(low: int, high: int) -> Spec:
 
 
 def number(low: float = -math.inf, high: float = math.inf, infinite: bool = False) -> Spec:
-    """A float or an integer, finite unless it may be ``infinite``."""
+    """A float or an integer, finite unless ``infinite`` allows otherwise."""
 
     def read(value: Any) -> float:
         if (
@@ -87,7 +87,7 @@ def boolean(value: Any) -> bool:
 
 
 def text(pattern: str = "(?s:.*)", what: str = "a text") -> Spec:
-    """A text that matches all of ``pattern`` and can be written as UTF-8."""
+    """A text that matches all of ``pattern`` and can be encoded as UTF-8."""
     matches = re.compile(pattern).fullmatch
 
     def read(value: Any) -> str:
@@ -99,7 +99,7 @@ def text(pattern: str = "(?s:.*)", what: str = "a text") -> Spec:
 
 
 def one_of(*values: Any) -> Spec:
-    """One of some texts (or None)."""
+    """One of the given texts (or None)."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, (str, type(None))) or value not in values:
@@ -110,11 +110,11 @@ def one_of(*values: Any) -> Spec:
 
 
 def optional(spec: Spec) -> Spec:
-    """None, or what ``spec`` allows."""
+    """None, or a value that ``spec`` accepts."""
     return lambda value: None if value is None else spec(value)
 
 
-# ---------------------------------------------------------------- made of others
+# ---------------------------------------------------------------- composed values
 def listing(spec: Spec, most: int | None = None) -> Spec:
     """A list of any length, or of at most ``most``."""
 
@@ -127,7 +127,7 @@ def listing(spec: Spec, most: int | None = None) -> Spec:
 
 
 def entry(**specs: Spec) -> Spec:
-    """A list with one item for each spec, in their order."""
+    """A list with one item per spec, in order."""
 
     def read(value: Any) -> list[Any]:
         if not isinstance(value, list) or len(value) != len(specs):
@@ -138,7 +138,7 @@ def entry(**specs: Spec) -> Spec:
 
 
 def table(spec: Spec) -> Spec:
-    """A mapping of any names."""
+    """A mapping with arbitrary names."""
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -149,7 +149,7 @@ def table(spec: Spec) -> Spec:
 
 
 def record(fields: Mapping[str, Spec], optional: Mapping[str, Spec] = {}, others: bool = False) -> Spec:  # noqa: B006
-    """A mapping with these fields; those that are ``optional`` may be left out, ``others`` may be there."""
+    """A mapping with these fields; ``optional`` ones may be missing, and ``others`` are allowed if set."""
     known = {**fields, **optional}
 
     def read(value: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Archives: documents (JSON) and arrays (.npy) in one checked, atomically written zip file.  No pickle.
 
-Layout: ``manifest.json`` first, then one member a document and one an array, all stored without
+Layout: ``manifest.json`` first, then one member per document and one per array, all stored without
 compression (so that nothing can unpack to more than the file's own size).  The manifest names kind,
 version, and each member's size and sha256; the zip comment holds the sha256 of the manifest.
 """
@@ -14,7 +14,7 @@ import math
 import re
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, BinaryIO
@@ -27,11 +27,11 @@ from calcvm.vm.program import schema
 from calcvm.vm.program.schema import integer, listing, one_of, record, text
 
 FORMAT = "calcvm"
-OF_STORES = b"calcvmMD"  # with which the files of `calcvm.vm.memory.versions` begin
+OF_STORES = b"calcvmMD"  # the magic of files of `calcvm.vm.memory.versions`
 MANIFEST = "manifest.json"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal content gives equal bytes
 
-HEADED = 10  # bytes before the header of a .npy file
+HEADED = 10  # bytes before the header text of a .npy file
 _ARRAY = re.compile(
     rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][biuf]\d{1,2})', 'fortran_order': False, 'shape': \(([\d, ]{0,700})\), \} *\n",
     re.DOTALL,
@@ -48,7 +48,7 @@ _MANIFEST = record({"format": text(), "kind": text(), "version": integer(0, 2**3
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """What a file holds; its arrays are read-only.  ``name`` is the file's, for errors."""
+    """The contents of a file; its arrays are read-only.  ``name`` is the file's, for errors."""
 
     name: str
     kind: str
@@ -57,11 +57,11 @@ class Archive:
     arrays: dict[str, np.ndarray]
 
     def document(self, name: str) -> Any:
-        """A document by name (ProgramError: the file has none of that name)."""
+        """A document by name (ProgramError: the file has none with that name)."""
         return self._part(self.documents, "document", name)
 
     def array(self, name: str) -> np.ndarray:
-        """An array by name (ProgramError: the file has none of that name)."""
+        """An array by name (ProgramError: the file has none with that name)."""
         return self._part(self.arrays, "array", name)
 
     def _part(self, parts: Mapping[str, Any], what: str, name: str) -> Any:
@@ -79,11 +79,11 @@ def write_archive(
     kind: str,
     version: int,
 ) -> None:
-    """Write an archive to a binary file that is open, or so that ``path`` holds what it held before or all of the new.
+    """Write an archive to an open binary file or to a path; ``path`` then holds either its old content or all of the new.
 
     Raises
     ------
-    FileError : the file cannot be written; what was there is unchanged.
+    FileError : the file cannot be written; its old content is unchanged.
     """
     members: list[tuple[dict[str, Any], bytes]] = []
     for i, (name, document) in enumerate(documents.items()):
@@ -108,7 +108,7 @@ def write_archive(
                 archive.writestr(zipfile.ZipInfo(entry["member"], _EPOCH), data)
             archive.close()
         except BaseException:
-            archive.fp = None  # given up: closing it in the middle of a member would raise another error
+            archive.fp = None  # abandoned: closing it in the middle of a member would raise another error
             raise
 
     if hasattr(path, "write"):
@@ -119,8 +119,8 @@ def write_archive(
 
 
 # ---------------------------------------------------------------- reading
-def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], versions: Sequence[int]) -> Archive:
-    """Read an archive of one of ``kinds`` from a path or an open binary file, checking every byte that is used.
+def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Mapping[str, int]) -> Archive:
+    """Read an archive of one of ``kinds`` from a path or an open binary file, and check every byte that is used.
 
     Raises
     ------
@@ -141,22 +141,21 @@ def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], 
         raise ProgramError(f"{name}: a zip file, but not one that calcvm wrote: it has no {MANIFEST}")
     manifest = members.pop(MANIFEST)
     if comment != hashlib.sha256(manifest).hexdigest().encode():
-        raise ProgramError(f"{name}: the manifest was altered or is damaged: copy the file anew")
+        raise ProgramError(f"{name}: the manifest was altered or is damaged: copy the file again")
     contents = schema.check(_MANIFEST, parsed(manifest, f"{name}: {MANIFEST}"), f"{name}: {MANIFEST}")
     kind, version = contents["kind"], contents["version"]
     if contents["format"] != FORMAT:
         raise ProgramError(f"{name}: format {contents['format']!r} is not {FORMAT!r}")
     if kind not in kinds:
-        raise ProgramError(f"{name}: holds a {kind}, not a {kinds[0]}: load it as a {kind}")
-    if version not in versions:
-        known = ", ".join(str(v) for v in versions)
+        raise ProgramError(f"{name}: holds a {kind}, not a {next(iter(kinds))}: load it as a {kind}")
+    if version != kinds[kind]:
         raise ProgramError(
-            f"{name}: {kind} format {version}, this calcvm reads {known}: use the calcvm that wrote it, or compile the graph again"
+            f"{name}: {kind} format {version}, this calcvm reads {kinds[kind]}: use the calcvm that wrote it, or compile the graph again"
         )
     listed = [entry["member"] for entry in contents["members"]]
     if sorted(listed) != sorted(members):
         strange = ", ".join(sorted({*listed} ^ {*members})) or "one is listed twice"
-        raise ProgramError(f"{name}: members and manifest differ ({strange}): copy the file anew")
+        raise ProgramError(f"{name}: members and manifest differ ({strange}): copy the file again")
     documents: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for entry in contents["members"]:
@@ -165,7 +164,7 @@ def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], 
         if len(data) != entry["bytes"]:
             raise ProgramError(f"{where} has {len(data)} bytes, the manifest says {entry['bytes']}")
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise ProgramError(f"{where} does not match its checksum: copy the file anew")
+            raise ProgramError(f"{where} does not match its checksum: copy the file again")
         if entry["name"] in (arrays if entry["type"] == "array" else documents):
             raise ProgramError(f"{where}: there is another {entry['type']} of this name: file refused")
         if entry["type"] == "array":
@@ -176,7 +175,7 @@ def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], 
 
 
 def _members(data: bytes, name: str) -> tuple[dict[str, bytes], bytes]:
-    """Members of a zip file in memory by name, and its comment.  No byte is read from the disk here: errors are damage."""
+    """Members of a zip file in memory, by name, and its comment.  Nothing is read from the disk here, so errors mean damage."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
@@ -194,12 +193,12 @@ def _members(data: bytes, name: str) -> tuple[dict[str, bytes], bytes]:
                 f"{name}: is a model of a store: open it by cv.CalcHeap(memory, store=cv.FileStore(folder)).open(its name)"
             ) from None
         raise ProgramError(
-            f"{name}: truncated or not a calcvm file ({error}): save it again or copy it anew"
+            f"{name}: truncated or not a calcvm file ({error}): save it again or copy it again"
         ) from error
     except (EOFError, LookupError, OSError, OverflowError, RuntimeError, ValueError, struct.error) as error:
         if isinstance(error, ProgramError):
             raise
-        raise ProgramError(f"{name}: damaged ({type(error).__name__}: {error}): copy it anew") from error
+        raise ProgramError(f"{name}: damaged ({type(error).__name__}: {error}): copy it again") from error
 
 
 def plain(value: Any) -> Any:
@@ -215,7 +214,7 @@ def parsed(data: bytes, where: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ProgramError(
-            f"{where} is no JSON document ({type(error).__name__}: {error}): copy the file anew"
+            f"{where} is no JSON document ({type(error).__name__}: {error}): copy the file again"
         ) from None
 
 
@@ -225,7 +224,7 @@ def _member(member: str, type_: str, name: str, data: bytes) -> tuple[dict[str, 
 
 
 def _parse_array(data: bytes, where: str) -> np.ndarray:
-    """A .npy file as `write_archive` writes them; ``np.load`` would evaluate the header, and allocate what it says."""
+    """Parse a .npy file as `write_archive` writes it; ``np.load`` would evaluate the header, and allocate the stated size."""
     header = _ARRAY.match(data)
     if header is None:
         raise ProgramError(f"{where}: not an array file of version 1.0")
@@ -238,7 +237,7 @@ def _parse_array(data: bytes, where: str) -> np.ndarray:
             raise ProgramError(f"{where}: the header says {shape} of {dtype}, but {len(data) - start} bytes follow")
         array = np.frombuffer(data, dtype, n, start) if n else np.empty(0, dtype)
         return array.reshape(shape).astype(dtype.newbyteorder("="), copy=False)
-    except (TypeError, ValueError) as error:  # no such type, more dimensions than NumPy has
+    except (TypeError, ValueError) as error:  # an unknown type, or more dimensions than NumPy supports
         if isinstance(error, ProgramError):
             raise
         raise ProgramError(f"{where}: no array ({error})") from None

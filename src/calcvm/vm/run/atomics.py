@@ -1,4 +1,4 @@
-"""Raw memory for the jitted VM: loads, stores and atomics at addresses, and the call through an address."""
+"""Raw memory access for the jitted VM: loads, stores and atomics at addresses, and calls through an address."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ELEMENTS = {
 
 
 def pointer_to(element: str):  # type: ignore[no-untyped-def]
-    """An intrinsic that turns an address into a pointer to elements of a type."""
+    """An intrinsic that converts an address to a pointer to elements of a type."""
     llvm_type, numba_type = _ELEMENTS[element]
 
     @intrinsic
@@ -40,7 +40,7 @@ f32_at, f64_at, u8_at, i32_at, i64_at = (pointer_to(e) for e in ("f32", "f64", "
 
 def _caller(n: int):  # type: ignore[no-untyped-def]
     def codegen(ctx, b, sig, args):
-        ft = ir.FunctionType(ir.VoidType(), [I64] * n)  # pointers and integers are passed alike
+        ft = ir.FunctionType(ir.VoidType(), [I64] * n)  # pointers and integers are passed in the same way
         b.call(b.inttoptr(args[0], ft.as_pointer()), list(args[1:]))
         return ctx.get_dummy_value()
 
@@ -55,12 +55,12 @@ def call_kernel(tc, address, heap, row, worker, n_workers, phase):
 
 @intrinsic
 def call_job(tc, address, job, worker):
-    """Call the code of a job."""
+    """Call a job's code."""
     return _caller(2)
 
 
 def call_entry(name: str):  # type: ignore[no-untyped-def]
-    """Signature and code of a call of another entry (one that the caller's entry NEEDS), by its symbol."""
+    """Signature and code of a call to another entry (one that the caller's entry NEEDS), by symbol."""
     n, answers = ARGUMENTS[name], name in ANSWERS
 
     def codegen(ctx, b, sig, args):
@@ -73,7 +73,7 @@ def call_entry(name: str):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def atomic_add(tc, address, value):
-    """Add to the int64 at an address; returns what was there."""
+    """Add to the int64 at an address; returns the old value."""
 
     def codegen(ctx, b, sig, args):
         return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
@@ -83,7 +83,7 @@ def atomic_add(tc, address, value):
 
 @intrinsic
 def atomic_swap(tc, address, value):
-    """Store an int64 at an address; returns what was there."""
+    """Store an int64 at an address; returns the old value."""
 
     def codegen(ctx, b, sig, args):
         return b.atomic_rmw("xchg", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
@@ -110,7 +110,7 @@ def atomic_store(tc, address, value):
 
 @intrinsic
 def flush_line(tc, address):
-    """Write the cache line at an address back to memory, and have no cache hold it."""
+    """Write the cache line at an address back to memory, and remove it from all caches."""
 
     def codegen(ctx, b, sig, args):
         if FLUSHES:
@@ -128,7 +128,7 @@ _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(p
 
 @intrinsic
 def pause(tc):
-    """Tell the processor that this is a spin loop."""
+    """Hint to the processor that this is a spin loop."""
 
     def codegen(ctx, b, sig, args):
         if _PAUSE:

@@ -1,24 +1,28 @@
-"""What rows take on this machine: each measured once, alone, and kept for the processes that come after.
+"""Row times on this machine: each row is measured once, alone, and the result is kept for later processes.
 
-A row is run on a scratch heap that has its operands and nothing else.  Numbers that it reads are between 0.5 and 1.5, so
-that none becomes infinite or so small that it slows arithmetic down; indexes and flags are 0.  Before each run other
-memory is written, so that operands are where a step's other rows have left them, in a cache behind the core's own; a row
-that is shorter than `SHORT` finds them warm, as it does in a step.  A team is woken by an empty job, whose time is taken off;
-of one worker the time of its thread counts, in which nobody else runs.
+A row runs on a scratch heap that holds only its operands.  Numbers that it reads are between 0.5 and 1.5, so that none becomes
+infinite, or so small that it slows arithmetic down; indexes and flags are 0.  Before each run other memory is written, so that
+the operands are where a step's other rows would have left them, in a cache behind the core's private ones.  A row shorter than
+`SHORT` finds them warm, as it does in a step.  An empty job wakes the team, and its time is subtracted.  With one worker the
+thread's own time counts, so other processes do not matter.
 
-A step of a LeNet, batch 64, takes 4.8 ms, and is told as 4.8; where 24 MiB are written, and not 8, as 6.2 (Zen 5, one
+A step of a LeNet, batch 64, takes 4.8 ms, and 4.8 ms are predicted; if 24 MiB are written instead of 8, 6.2 ms (Zen 5, one
 worker).
 
-Sums of these do not tell what caches do for a step: rows are slower that read what was made long before, and all are faster
-in less memory.  Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three
-quarters of its memory take 7.4 ms, and are told 3.5; all others together take 12.5 ms less than the 146.9 of a step with least
-scratch.  So rows of a finished plan are also measured with each large operand cold, the others as the row itself has left
-them, and with all of them cold; operands that share a place do so there too.  `calcvm.planner.warmth` says how much of each
-is warm.  Operands are made cold by flushing their lines: what writes as much other memory as caches have leaves a part of them,
-which was used often, where it was.  Which operand is cold matters: of a weight gradient of 4.6 and 0.8 MB that takes 0.30 ms,
-the first alone adds 0.34 to 0.40.  Then those that run again are told 7.0, and all others 8.5 less.
+Summing these times ignores the caches' effect on a step: rows that read old values are slower, and all rows are faster in less
+memory.  Example: a MobileNetV2, batch 8, whose rows were timed one by one in their step.  The rows that rerun in three quarters
+of its memory take 7.4 ms; the sum predicts 3.5.  All other rows together take 12.5 ms less than the 146.9 ms of a step with the
+least scratch.  So the rows of a finished plan are also measured with each large operand cold, the others as the row itself left
+them, and with all large operands cold; operands that share a place do so there too.  `calcvm.planner.costs.cache_model` computes
+the warm fraction of each.  Flushing an operand's cache lines makes it cold; writing as much other memory as the caches hold leaves
+part of frequently used operands in place.  It matters which operand is cold: a weight gradient with operands of 4.6 and 0.8 MB
+takes 0.30 ms, and the first one alone adds 0.34 to 0.40.  With this, 7.0 ms are predicted for the rerun rows, and 8.5 ms less for
+all others.
 
-Of `FEWEST` to `MOST` runs the fastest counts, warm and cold; of rows that are left when `BOX` seconds are over, the only one.
+The fastest of `FEWEST` to `MOST` runs counts, warm and cold.  Once `BOX` seconds are over, the remaining rows run only once.
+
+Rows are timed with their pages in the TLB, which a step's rows do not always find there: without, 149 ms are predicted for a
+step instead of 141, measured 152 to 159.  With a team the clock counts, so measurements on a busy machine are too long.
 """
 
 from __future__ import annotations
@@ -51,22 +55,22 @@ from calcvm.vm.run.device import Cpu, Table, device_of
 from calcvm.vm.run.entry import FLUSHES, entry
 
 MAGIC = b"calcvm costs 1\n"
-FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken so many seconds
-BOX = 4.0  # seconds for all rows, and so many again for those that are measured cold
-SHORT, LONG_ENOUGH = 10e-6, 50e-6  # rows that take less are run several times in a row, for so many seconds
-OTHERS = 8 << 20  # bytes that are written before each run: more than a core's own caches, less than what cores share
-LARGE = 1 << 16  # bytes of an operand from which it matters whether it is cold
-CACHE_BYTES = 32 << 20  # of caches, where the system does not say
-PATTERN = 1 << 14  # numbers that are repeated
+FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken ENOUGH seconds
+BOX = 4.0  # seconds for all rows, and again for those measured cold
+SHORT, LONG_ENOUGH = 10e-6, 50e-6  # rows that take less than SHORT are repeated for LONG_ENOUGH seconds
+OTHERS = 8 << 20  # bytes written before each run: more than a core's private caches, less than the shared ones
+LARGE = 1 << 16  # bytes of an operand from which on it matters whether it is cold
+CACHE_BYTES = 32 << 20  # of caches, if the system does not report it
+PATTERN = 1 << 14  # length of the repeated pattern of numbers
 
 
 class Costs:
-    """Seconds of statements on a device, by a team: those of a file, and others as they are asked for.
+    """Seconds of statements on a device, with a team: read from a file, and otherwise measured on demand.
 
-    batch, workers, dtype, device : what the statements are run for.
-    rows : names of what will be asked for, whose kernels are then compiled together.
-    measure : seconds of a statement, in place of running it.
-    measured : how many had to be run.
+    batch, workers, dtype, device : the conditions of the measurement.
+    rows : names of the rows that will be needed; their kernels are compiled together.
+    measure : returns a statement's seconds, instead of running it.
+    measured : number of measurements.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class Costs:
         on = device_of(device)
         if not isinstance(on, Cpu):
             raise CalcError(
-                f"costs are measured on the processor, not on device {device!r}: take costs='reckoned', or give a table"
+                f"costs are measured on the processor, not on device {device!r}: use costs='reckoned', or give a table"
             )
         self._device = on
         self._rows, self._measure = sorted(set(rows)), measure or self._run
@@ -90,7 +94,7 @@ class Costs:
         self.path = path_of(self.machine)
         self.seconds = read(self.path, self.machine)
         self._new: dict[str, float] = {}
-        self._spent = {"warm": 0.0, "cold": 0.0}  # seconds of laps
+        self._spent = {"warm": 0.0, "cold": 0.0}  # time of the runs, in seconds
         self._clock = time.thread_time if workers == 1 and device == "cpu" else time.perf_counter
         self._others = np.zeros(0, np.uint8)
         self.cache_bytes = cache_bytes(workers) if FLUSHES else 0
@@ -101,16 +105,16 @@ class Costs:
         return self._known(self.key(statement), statement, self._measure)
 
     def found(self, statement: Statement, warm: Mapping[str, float], shared: Mapping[str, str]) -> float:
-        """Seconds where shares of its operands are in caches, and some lie in the place of others.
+        """Seconds if fractions ``warm`` of its operands are in caches, and some operands share the place of others.
 
-        What it takes more than where all are warm are its operands' own parts, each measured with the others warm, by what is
-        missing of it; more than with all of them cold it never takes.
+        Each operand adds the time that it costs when it alone is cold, times its missing fraction.  The sum never exceeds the time
+        with all operands cold.
         """
         large = self._large(statement, shared)
         if not large or self._given:
             return self(statement)
         least = self._state(statement, shared, ())
-        kept = min(1.0, self.cache_bytes / sum(large.values()))  # what a run finds of what the same row has left
+        kept = min(1.0, self.cache_bytes / sum(large.values()))  # the fraction that the row itself leaves in caches
         more = sum(
             max(self._state(statement, shared, (name,)) - least, 0.0) * max(1 - warm[name] / kept, 0.0)
             for name in large
@@ -118,36 +122,36 @@ class Costs:
         return min(least + more, max(self._state(statement, shared, tuple(large)), least)) if more else least
 
     def _known(self, key: str, statement: Statement, measure: Callable[[Statement], float]) -> float:
-        """What the table has by a key, measured where it has nothing."""
+        """The table's entry for a key, measured if it is missing."""
         found = self.seconds.get(key)
         if found is None:
             found = self.seconds[key] = measure(statement)
             self.measured += 1
-            if not is_own(statement.spec):  # a user's own may have another kernel in the next process
+            if not is_own(statement.spec):  # a custom row may have another kernel in the next process
                 self._new[key] = found
         return found
 
     def _state(self, statement: Statement, shared: Mapping[str, str], cold: tuple[str, ...]) -> float:
-        """Seconds with some operands in no cache, and all else as the row itself has left it."""
+        """Seconds with some operands in no cache, and everything else as the row itself left it."""
         lies = [f"{name}@{of}" for name, of in shared.items()]
         key = " ".join([self.key(statement), "; shared", *lies, "; cold", *cold])
         return self._known(key, statement, lambda st: self._run_cold(st, shared, cold))
 
     def _large(self, statement: Statement, shared: Mapping[str, str]) -> dict[str, int]:
-        """Bytes of operands that are long to fetch, each place once."""
+        """Bytes of operands that take long to fetch, each place once."""
         words, _ = numbers(statement, self.batch)
         sizes = {name: nbytes for name, nbytes, _ in self._sizes(statement, words) if nbytes >= LARGE}
         return {name: nbytes for name, nbytes in sizes.items() if name not in shared}
 
     def key(self, statement: Statement) -> str:
-        """All that its time depends on: the instruction, its words at the batch, which operands it has."""
+        """Everything that the time depends on: the instruction, its words at the batch, the operands that are present."""
         words = numbers(statement, self.batch)[0]
         present = [o.name for o in statement.spec.operands if statement.operands.get(o.name) is not None]
         texts = [f"{name}={value}" for name, value in words.items()]
         return " ".join([statement.spec.name, form_of(statement.spec), *texts, ":", *present])
 
     def keep(self) -> None:
-        """Write what was measured to the file, beside what others have written there meanwhile."""
+        """Write the measurements to the file, merged with those of other processes."""
         if self._new:
             body = {"machine": self.machine, "seconds": {**read(self.path, self.machine), **self._new}}
             _native.store(self.path, MAGIC, json.dumps(body).encode(), "measured costs")
@@ -170,7 +174,7 @@ class Costs:
         return max(once, 1e-9)
 
     def _run_cold(self, statement: Statement, shared: Mapping[str, str], cold: tuple[str, ...]) -> float:
-        """The fastest of some runs, before each of which the row has run, and operands are then in no cache."""
+        """The fastest of some runs; before each the row runs once, and some operands are flushed from all caches."""
         self._prepare()
         job, places, alive = self._job(statement, shared)
         heap = self._heap.ctypes.data
@@ -187,7 +191,7 @@ class Costs:
         return max(once, 1e-9)
 
     def _fastest(self, lap: Callable[[], float], of: str) -> float:
-        """The least seconds of some laps."""
+        """The shortest time among some runs."""
         laps, fewest = list[float](), FEWEST if self._spent[of] < BOX else 1
         while len(laps) < fewest or (len(laps) < MOST and sum(laps) < ENOUGH):
             laps.append(lap())
@@ -195,13 +199,13 @@ class Costs:
         return min(laps)
 
     def _prepare(self) -> None:
-        """Kernels of all rows, compiled together, and what is written meanwhile."""
+        """Compile the kernels of all rows together, and allocate the memory that is written between runs."""
         if self._rows:
             prepare(self._rows, self.dtype, self._device.name)
             self._rows, self._others = [], np.zeros(OTHERS, np.uint8)
 
     def _seconds(self, job: np.ndarray, steps: int) -> float:
-        """Of so many runs, without what a job takes that does nothing."""
+        """Seconds of ``steps`` runs, less those of an empty job."""
         laps = []
         for job[layout.STEPS] in (0, 0, steps):  # the first wakes the team
             start = self._clock()
@@ -212,7 +216,7 @@ class Costs:
     def _job(
         self, statement: Statement, shared: Mapping[str, str]
     ) -> tuple[np.ndarray, dict[str, tuple[int, int]], Any]:
-        """A job that runs a statement, where its operands lie, and what must live as long."""
+        """A job that runs a statement, the places of its operands, and objects that must live as long."""
         words, _ = numbers(statement, self.batch)
         places = self._placed(statement, words, shared)
         offsets: dict[str, int | None] = {
@@ -230,7 +234,7 @@ class Costs:
         return job, places, (row, table)
 
     def _sizes(self, statement: Statement, words: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
-        """Names, bytes and declarations of the operands that a statement has."""
+        """Names, bytes and declarations of a statement's operands."""
         env = {**On(self.workers, 0)._asdict(), **words}
         for o in statement.spec.operands:
             if statement.operands.get(o.name) is not None:
@@ -239,10 +243,10 @@ class Costs:
     def _placed(
         self, statement: Statement, words: Mapping[str, Any], shared: Mapping[str, str]
     ) -> dict[str, tuple[int, int]]:
-        """First byte in the scratch heap and bytes of each operand, with numbers in them."""
+        """First byte in the scratch heap and size of each operand, after filling it with numbers."""
         env = {**On(self.workers, 0)._asdict(), **words}
         if any(evaluate(text, env) < 0 for text in statement.spec.require):
-            raise ProgramError(f"row {statement.spec.name} ({statement.label}) has not what it requires: {words}")
+            raise ProgramError(f"row {statement.spec.name} ({statement.label}) does not have what it requires: {words}")
         itemsize = ITEMSIZE[self.dtype]
         places, filled, end = dict[str, tuple[int, int]](), [], RESERVED * itemsize
         for name, nbytes, o in self._sizes(statement, words):
@@ -266,7 +270,7 @@ class Costs:
 
 
 def fill(memory: np.ndarray, dtype: str) -> None:
-    """Floats between 0.5 and 1.5; zeros of all else."""
+    """Fill with floats between 0.5 and 1.5, or zeros for other types."""
     if not dtype.startswith("float"):
         memory[...] = 0
         return
@@ -282,7 +286,7 @@ def _pattern(dtype: str) -> np.ndarray:
 
 
 def cache_bytes(workers: int, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Bytes of the last cache, and of those before it that each worker's core has, as the system says."""
+    """Bytes of the last cache, plus those of each worker's core in the cache before it, as the system reports them."""
     levels = dict[int, int]()
     with suppress(OSError, ValueError):
         for folder in root.glob("index*"):
@@ -297,7 +301,7 @@ def cache_bytes(workers: int, root: Path = Path("/sys/devices/system/cpu/cpu0/ca
 
 # ---------------------------------------------------------------- the file
 def machine(workers: int, dtype: str, device: str) -> dict[str, Any]:
-    """What costs are of: the processor, the kernels with all that they are compiled from, the team."""
+    """The conditions of measured costs: the processor, the kernels with their sources, the team."""
     kernels = (*(m for family in FAMILIES for m in _native.modules_of(family, device)), "vm.run.loop")
     return {
         "processor": _processor(),
@@ -311,7 +315,7 @@ def machine(workers: int, dtype: str, device: str) -> dict[str, Any]:
 
 @cache
 def _processor() -> str:
-    """Its name, as the system has it."""
+    """Its name, from the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -321,12 +325,12 @@ def _processor() -> str:
 
 
 def path_of(machine: Mapping[str, Any]) -> Path:
-    """Where costs of a machine are kept."""
+    """The file for a machine's costs."""
     return _native.cache_root() / "costs" / hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:20]
 
 
 def read(path: Path, machine: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of rows by their keys: none of a file that is damaged, or of another machine."""
+    """Seconds of rows by key; empty if the file is damaged or from another machine."""
     body = _native.fetch(path, MAGIC)
     if body is None:
         return {}

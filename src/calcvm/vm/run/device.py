@@ -1,7 +1,7 @@
-"""Devices: what runs the jobs of models.
+"""Devices: they run the jobs of models.
 
-A program is compiled for a device (``program.info["device"]``).  What it needs of the device goes through the one
-object that `device_of` has for the name: kernels, addresses as compiled code sees them, running.
+A program is compiled for a device (``program.info["device"]``).  `device_of` returns the device object for a name.  It provides
+the kernels, addresses as compiled code sees them, and running.
 """
 
 from __future__ import annotations
@@ -25,79 +25,86 @@ from calcvm.vm.run.team import run as run_by_team
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
-    from calcvm.vm.run.loaded import Loaded
 
 DEVICES = ("cpu", "blas", "cuda")
 
 
 class Kernels(Protocol):
-    """What a device has of a program.  ``address`` is what jobs hold as TABLE (0: nothing)."""
+    """A device's data for a program.  ``address`` is the TABLE of jobs (0: none)."""
 
     address: int
+
+
+class OnDevice(Protocol):
+    """The part of a program on a device (`calcvm.vm.run.loaded.Loaded`) that devices use."""
+
+    program: Program
+    kernels: Any
+    table_address: int
 
 
 class Device(Protocol):
     """One of `DEVICES`.
 
-    Addresses are as compiled code sees them.  The caller keeps an array whose address it has got, and does not
-    move it; a device may take back what it holds for an array when that is gone.
+    Addresses are as compiled code sees them.  The caller keeps alive, and does not move, an array whose address it got; a device
+    may free its data for an array once the array is gone.
     """
 
     name: str
-    stops: bool  # a step or round that is long can be run in parts, so that Ctrl-C is heard between them
+    stops: bool  # a long step or round can run in parts, so that Ctrl-C works between them
 
     @property
     def n_workers(self) -> int:
-        """Workers that a fleet has unless told otherwise."""
+        """Default number of workers of a fleet."""
 
     def prepare(self, program: Program) -> Kernels:
-        """Make a program's rows ready to be run; what `Loaded.kernels` keeps."""
+        """Prepare a program's rows to run; returns the value of `Loaded.kernels`."""
 
-    def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:
-        """Set the words of a rounds job (TASK_WORDS) that are the device's own."""
+    def prepare_task(self, job: np.ndarray, loaded: OnDevice) -> None:
+        """Set the device's words of a rounds job (TASK_WORDS)."""
 
     def place(self, rows: np.ndarray, kernels: Any) -> int:
-        """Address of a program's rows, patched for a batch; ``kernels`` are what `prepare` made."""
+        """Address of a program's rows, patched for a batch; ``kernels`` : the result of `prepare`."""
 
     def constant(self, array: np.ndarray) -> int:
-        """Address of contents that compiled code reads and nobody changes; equal ones may share a copy."""
+        """Address of constant contents for compiled code; equal ones may share a copy."""
 
     def samples(self, array: np.ndarray) -> int:
-        """Address of a data set, C-contiguous, whose samples are fetched."""
+        """Address of a C-contiguous data set whose samples are fetched."""
 
     def output(self, array: np.ndarray) -> int:
-        """Address of an array, C-contiguous, that results are delivered to."""
+        """Address of a C-contiguous array for results."""
 
     def shared(self, elems: int, dtype: Any = np.float64) -> Shared:
         """Zeroed memory for ``elems`` numbers."""
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded) -> None:
-        """Run the job (``address`` is that of the array ``job``) to its end; its words are then as the loop left them.
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: OnDevice) -> None:
+        """Run the job at ``address`` (that of the array ``job``) to its end; its words are then as the loop left them.
 
-        code : "run_rows", "run_rounds", or "run_task" by one worker, whose budget is the job's COUNT.
+        code : "run_rows", "run_rounds", or "run_task" with one worker, whose budget is the job's COUNT.
         """
 
     def run_fleet(
-        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Loaded]
+        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[OnDevice]
     ) -> None:
-        """Run turns of ``rounds`` rounds for the tasks in ``places``, about ``laps`` times around, or for a slice of time.
+        """Run turns of ``rounds`` rounds of the tasks in ``places``, about ``laps`` times around, or for a slice of time.
 
-        tasks : int64 (n_places, TASK_WORDS); a task's JUDGE is 0 or the host address of another of its rows.  Its
-            words are afterwards as the loop left them, and what it wrote to shared memory is visible.
+        tasks : int64 (n_places, TASK_WORDS); a task's JUDGE is 0 or the host address of another of its rows.  Afterwards
+            the words are as the loop left them, and its writes to shared memory are visible.
         loaded : the programs, in the order of ``places``.
         """
 
     def collect(self, *outputs: np.ndarray) -> None:
-        """Make visible on the host what compiled code wrote to shared memory, and to these outputs."""
+        """Make the host see compiled code's writes to shared memory, and to these outputs."""
 
 
 # ---------------------------------------------------------------- the processor
 class Table:
-    """Native addresses of the kernels of instructions, in their order."""
+    """Native addresses of the instructions' kernels, in order."""
 
     def __init__(self, names: Sequence[str], dtype: str, workers: int, device: str):
         self.addresses = np.zeros(len(names), np.int64)
-        loops = ("run_rows", "run_team", "serve") if workers > 1 else ("run_rows",)  # which are wanted next
+        loops = ("run_rows", "run_team", "serve") if workers > 1 else ("run_rows",)  # the loops that are needed next
         try:
             prepare(names, dtype, device, places(loops))
             for k, name in enumerate(names):
@@ -112,7 +119,7 @@ class Table:
 
 
 class Cpu:
-    """The processor, by own kernels ("cpu") or with SciPy's matrix products ("blas"): arrays are read where they are."""
+    """The processor, with calcvm's kernels ("cpu") or with SciPy's matrix products ("blas"): arrays are read in place."""
 
     stops = True
 
@@ -127,7 +134,7 @@ class Cpu:
         check_runs(f"device {self.name!r}", program.page_bytes > 0)
         return Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
 
-    def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:
+    def prepare_task(self, job: np.ndarray, loaded: OnDevice) -> None:
         job[layout.CODE] = entry_address("run_rounds")
         job[layout.TABLE] = loaded.table_address
 
@@ -143,7 +150,7 @@ class Cpu:
         array = np.zeros(elems, dtype)
         return Shared(array, array.ctypes.data)
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded | None = None) -> None:
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: OnDevice | None = None) -> None:
         if workers > 1:
             run_by_team(code, job, address, workers, self.team)
         elif code == "run_task":
@@ -153,7 +160,7 @@ class Cpu:
             entry(code)(address, 0)
 
     def run_fleet(
-        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Loaded]
+        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[OnDevice]
     ) -> None:
         addresses = tasks.ctypes.data + places * tasks.strides[0]
         job = np.zeros(layout.FLEET_WORDS, np.int64)
@@ -163,7 +170,7 @@ class Cpu:
         run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(places)))
 
     def collect(self, *outputs: np.ndarray) -> None:
-        """It is there."""
+        """Do nothing: the host sees all writes."""
 
 
 # ---------------------------------------------------------------- by name
@@ -171,7 +178,7 @@ _host = {name: Cpu(name) for name in ("cpu", "blas")}
 
 
 def device_of(name: str) -> Device:
-    """The process's device of that name (CalcError: there is none)."""
+    """The process's device with that name (CalcError: there is none)."""
     checks.choice("device", name, DEVICES)
     if name == "cuda":
         from calcvm.vm.run.cuda.device import cuda
@@ -181,5 +188,5 @@ def device_of(name: str) -> Device:
 
 
 def heaps_of(name: str) -> str:
-    """The device whose heaps hold models of a device."""
+    """The name of the device whose heaps hold a device's models."""
     return "cpu" if name == "blas" else name

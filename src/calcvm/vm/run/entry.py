@@ -1,4 +1,4 @@
-"""The compiled loops as functions that Python calls; each call releases the interpreter's lock."""
+"""The compiled loops as functions for Python; each call releases the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ METHODS = {  # in `calcvm.vm.run.method_entries`, by their names in Python
     "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
     "__setitem__": "set_item",
 }  # fmt: skip
-OWN = "_calcvm_"  # before the names of what compiled methods hand on to: a user's class may have a ``_step`` of its own
-TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # bytes of a tuple; 24, from Python 3.14 on 32: a hash is in between
-ANSWERS = {"method", "methods"}  # return a number: the address of an object, or of code
+OWN = "_calcvm_"  # prefix of the fallbacks of compiled methods: a user's class may define ``_step`` itself
+TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # bytes; items start at 24, or at 32 from Python 3.14 on (a hash)
+ANSWERS = {"method", "methods"}  # entries that return a number: the address of an object, or of code
 NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),
     "method": ("run_rows", "run_team", "copy_rows"),
 }
-OF = {"method": "method_code", "methods": "method_entries"}  # modules of entries; of others "loop"
-FLUSHES = platform.machine() in ("x86_64", "AMD64")  # where "flush" does what it says
+OF = {"method": "method_code", "methods": "method_entries"}  # modules of entries; all others are in "loop"
+FLUSHES = platform.machine() in ("x86_64", "AMD64")  # elsewhere "flush" does nothing
 ANY = "any"  # the loops are the same for every dtype
 
 
 def modules(name: str) -> tuple[str, ...]:
-    """What an entry comes from."""
+    """The modules that an entry is compiled from."""
     return (f"vm.run.{OF.get(name, 'loop')}",)
 
 
@@ -43,7 +43,7 @@ def symbol(name: str) -> str:
 
 
 def places(names: Iterable[str]) -> dict[str, tuple[_native.Modules, ...]]:
-    """The symbols of entries, and what each comes from."""
+    """The symbols of entries, and the modules of each."""
     return {symbol(name): (modules(name),) for name in names}
 
 
@@ -55,7 +55,7 @@ def address(name: str) -> int:
 
 @cache
 def entry(name: str) -> Any:
-    """A compiled loop, from the cache where it can be (then Numba is not imported)."""
+    """A compiled loop, from the cache if possible (then Numba is not imported)."""
     result = ctypes.c_int64 if name in ANSWERS else None
     return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 

@@ -1,4 +1,4 @@
-"""Data of users: the one place that says how what comes in is read, as it is or converted."""
+"""User data: this module decides how inputs are read, in place or converted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ IN_PLACE = frozenset(np.dtype(name) for name in layout.FEED_DTYPES)  # in the ma
 def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     """A value as an array of a type that compiled code reads; arrays of these types (`IN_PLACE`) are not copied.
 
-    dtype : of a placeholder that is not of the heap's floats: the array is of that then.
+    dtype : type of the array, for a placeholder that does not have the heap's float type.
 
-    Others are converted without loss, but for numbers that only longdouble and uint64 hold, which become the nearest
-    float64.  What is no number is left as it is, but for tables with named columns: `Resident.check` refuses it.
+    Others are converted without loss, except longdouble and uint64 numbers, which become the nearest float64.  A value that is not
+    numeric is left as it is, except a table with named columns: `Resident.check` rejects it.
 
     Raises
     ------
-    CalcError : it is no array, values of it are masked, a number is none of ``dtype``, or a table has a column of others.
+    CalcError : it is no array, has masked values or numbers that ``dtype`` cannot hold, or a table has a non-numeric column.
     """
     if type(value) is np.ndarray and (value.dtype == dtype if dtype else value.dtype in IN_PLACE):
         return value
@@ -35,7 +35,7 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
         raise CalcError(f"{name!r}: {count} values are masked: fill them (.filled(0)), or leave their samples out")
     try:
         array = np.asarray(value)
-    except (RuntimeError, TypeError) as error:  # of other libraries' arrays
+    except (RuntimeError, TypeError) as error:  # from other libraries' arrays
         raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
         raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
@@ -56,14 +56,14 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
 
 
 def code_of(array: np.ndarray, own: bool) -> int:
-    """A feed's DTYPE for an array; ``own`` : the placeholder is of the array's type, and not of the heap's floats."""
+    """A feed's DTYPE for an array; ``own`` : the placeholder has the array's type instead of the heap's float type."""
     return layout.FEED_CELLS[array.itemsize] if own else layout.FEED_DTYPES[array.dtype.name]
 
 
 def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
     """An array of numbers (CalcError: it holds something else).
 
-    columns : the names of a table's, whose numbers of several types become float64; other objects are refused.
+    columns : the column names of a table; numbers of mixed types become float64, and other objects are rejected.
     """
     if array.dtype.kind in "fiub":
         return array
@@ -83,27 +83,27 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
         column = f", column {columns[where[-1]]!r}" if columns is not None and len(where) == 2 else ""
         what, remedy = f" ({checks.shown(value)} at index {where}{column})", "give numbers"
         if isinstance(value, (str, bytes)) and array.ndim == 1:
-            remedy += ": of classes y, labels are np.unique(y, return_inverse=True)[1]"
+            remedy += ": for classes y, labels are np.unique(y, return_inverse=True)[1]"
         elif isinstance(value, (str, bytes)):
-            remedy += ": leave the column out, or give one of 0 and 1 for each of its values"
+            remedy += ": leave the column out, or give a 0/1 column for each of its values"
         elif array.dtype.kind == "O":
             remedy += f": {_remedy(value)}"
     raise CalcError(f"{name!r}: data of dtype {array.dtype}{what} cannot be used; {remedy}")
 
 
 def _remedy(value: Any) -> str:
-    """What to do about an object among numbers."""
+    """The remedy for an object among numbers."""
     if value is None or type(value).__name__ in ("NAType", "NaTType") or not value == value:
         return "give it a value, or leave its sample out"
     try:
         float(value)
     except (TypeError, ValueError, OverflowError):
-        return "make a number of it, or leave its column out"
+        return "convert it to a number, or leave its column out"
     return "convert them, data.astype(float)"
 
 
 def outside(array: np.ndarray, found: Any) -> str:
-    """What was found in an array that has numbers which may not be there: of NaN where the first is, else ``found``."""
+    """The finding for an array with invalid numbers: the first NaN if there is one, else ``found``."""
     missing = np.isnan(array)
     return (
         f"nan at index {index_of(array, int(np.argmax(missing)))}: give it a value, or leave its sample out"
@@ -113,12 +113,12 @@ def outside(array: np.ndarray, found: Any) -> str:
 
 
 def index_of(array: np.ndarray, at: int) -> tuple[int, ...]:
-    """The index of the element at a place of an array's flat order."""
+    """The index of the element at a position in an array's flat order."""
     return tuple(map(int, np.unravel_index(at, array.shape)))
 
 
 def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.ndarray:
-    """`numbers`, C-contiguous; what is NaN or Inf as a ``finite``, the float that a model makes of them, is refused."""
+    """`numbers`, C-contiguous; rejects values that are NaN or Inf in ``finite``, the model's float type."""
     array = np.asarray(numbers(name, value, dtype), order="C")
     if finite and array.dtype.kind == "f":
         flat = array.reshape(-1)

@@ -1,30 +1,30 @@
-"""The layout of what Python and the compiled loops share: control blocks, jobs, tasks, feeds."""
+"""The data layout that Python shares with the compiled loops: control blocks, jobs, tasks, feeds."""
 
 from __future__ import annotations
 
-LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
+LINE = 64  # bytes of a cache line: words that several workers write are on separate lines
 
-# A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are; PACES: what is known
-# of jobs (`calcvm.vm.run.pace`).
+# A team's control block, byte offsets.  SERVE: the address of the workers' code; HIRED: their number; PACES: measured sizes of
+# teams (`calcvm.vm.run.pace`).
 N_PACES, PACE_BYTES = 64, 2 * LINE
 PACES = 64 * LINE
 CONTROL_BYTES = PACES + N_PACES * PACE_BYTES
 BUSY, ARRIVED, GENERATION, HIRED, FIT, BOXES = (k * LINE for k in (0, 1, 2, 3, 4, 8))
 SERVE = HIRED + 8
-# FIT: how many workers had cores when a team last waited for some that had none; who holds BUSY writes it.  CROWDED: until when jobs
-# have no more, in ns of the monotonic clock, and for how long that was.
+# FIT: number of workers that had cores when a team last waited for some that had none; the owner of BUSY writes it.
+# CROWDED: until when jobs have no more workers than that, in ns of the monotonic clock, and how long this limit lasts.
 CROWDED = FIT + 8
 MAX_WORKERS = (PACES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
 
-# A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
+# A worker's box, byte offsets: the address of its job (0: none), then the words that it sleeps by.
 PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 
 # Words of a job.
-CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
-# Of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not); from row to row.
+CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of run_rows or run_rounds
+# DEADLINE: ns of the monotonic clock (0: none); UNTIL: the step or round before which a team ended (0: none); ROW_BYTES: stride.
 DEADLINE, UNTIL, ROW_BYTES = range(5, 8)
-# PACE: the key under which the best size of a team is remembered.  1: the address of the first row is the key; 0: nothing is
-# remembered, and the team is as large as asked.  UNITS: how many steps or rounds the job has run.
+# PACE: the key under which the best size of a team is remembered.  1: the key is the address of the first row; 0: nothing is
+# remembered, and the team has the requested size.  UNITS: number of steps or rounds that the job has run.
 PACE, UNITS = range(8, 10)
 ROWS, START, STOP, STEPS = range(10, 14)
 (
@@ -32,35 +32,35 @@ ROWS, START, STOP, STEPS = range(10, 14)
     SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
     FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
     N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
-    INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
-    PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
-    REACHED,  # rounds of the pass that are done
+    INDEX,  # address of int64 indexes of the samples in their arrays, or 0: the arrays themselves are the data set
+    PART, PARTS,  # for a long round: run only this part, 1 to PARTS (0: whole rounds); see `slices.cut`
+    REACHED,  # finished rounds of the pass
 ) = range(10, 37)  # fmt: skip
 JOB_WORDS = 40
-BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
+BY_LEARNING = 1 << 60  # marks offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
 
-# Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
+# Words of a task: a rounds job that runs in turns, through epochs.  CODE is the address of run_rounds.
 (
-    ROUNDS, MEANS,  # rounds of an epoch; where the next epoch's means of the results go (float64, moved on by N_RESULTS)
-    EPOCH, LIMIT, SEED,  # epochs done; to be done in all; seed of the order of the samples
-    JUDGE,  # a job with ROUNDS and MEANS, run whole after each epoch, or 0; its first mean is what PATIENCE watches
-    PATIENCE, BEST, SINCE,  # epochs without a new best (-1: any number); the best (bits of a float64); epochs since
+    ROUNDS, MEANS,  # rounds per epoch; destination of the next epoch's means of the results (float64; advances by N_RESULTS)
+    EPOCH, LIMIT, SEED,  # finished epochs; the total to run; seed of the sample order
+    JUDGE,  # a job with ROUNDS and MEANS that runs after each epoch, or 0; PATIENCE watches its first mean
+    PATIENCE, BEST, SINCE,  # epochs without a new best (-1: no limit); the best (bits of a float64); epochs since the best
     STATUS,
-    TURN,  # rounds of a turn, at most (0: any number)
-    STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
-    # How many results are functions of totals over the samples; of each how many totals it reads, their places among the sums and in
-    # the heap, how many rows make it, these rows, and its own place among the means and in the heap; or 0.
+    TURN,  # upper limit of rounds per turn (0: none)
+    STAGED,  # on a GPU, as feeds: a buffer for the samples of the next round (ADDRESS), and their placeholders; or 0
+    # Number of results that are functions of totals over the samples, or 0.  For each: the number of totals, and their places among
+    # the sums and in the heap; the number of rows that compute it, and these rows; its place among the means and in the heap.
     FUNCTIONS,
-    KEEP, IMAGE, IMAGE_BYTES,  # where an image of the heap goes after an epoch with a new best, or 0; where in the heap it is
+    KEEP, IMAGE, IMAGE_BYTES,  # destination of the heap's image after an epoch with a new best, or 0; the image's offset in the heap
 ) = range(37, 53)  # fmt: skip
-# How many workers want the task: the one that raises it from 0 runs it.  No other word of a fleet's table is on its cache line.
+# Number of workers that try to run the task: the one that raises it from 0 runs it.  CLAIM has a cache line to itself.
 CLAIM = 56
 TASK_WORDS = 64
-READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
+READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is skipped
 
 # Words of a fleet's job.
-TASKS, N_TASKS, SLICE, LAPS = range(10, 14)  # address of the tasks' addresses; rounds of a turn; turns of each task
-NEXT = 16  # turns given out, on a cache line of its own
+TASKS, N_TASKS, SLICE, LAPS = range(10, 14)  # address of the tasks' addresses; rounds per turn; turns per task
+NEXT = 16  # number of turns given out, on a separate cache line
 FLEET_WORDS = 24
 
 # Words of a feed (source array to placeholder) or drain (result to array).
@@ -72,33 +72,33 @@ FEED_DTYPES = {
     "uint8": 2,
     "int32": 3,
     "int64": 4,
-}  # of arrays that become the heap's floats
+}  # types of arrays that are converted to the heap's floats
 FEED_CELLS = {
     1: 5,
     4: 6,
     8: 7,
-}  # by the bytes of an element, of what is copied as it is, to or from cells of its own type
+}  # by element size, for data that are copied unchanged, to or from cells of the same type
 
-SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
-LATE_NS = 500_000  # after so long worker 0 asks whether those that it waits for have cores; other processes keep one for longer
-# Of the time that was lost then, at most so many ns; and what comes within so many times the last one comes soon after it.
+SPINS = 2000  # about 20 us, then the thread yields: machines are oversubscribed
+LATE_NS = 500_000  # worker 0 then checks whether the awaited workers have cores; other processes keep a core for longer
+# PENALTY times the lost time is the limit's duration, at most MOST_PENALTY ns; a loss within AGAIN times the last limit is "soon".
 PENALTY, MOST_PENALTY, AGAIN = 16, 2_000_000_000, 4
-PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
+PARK_AFTER = 20000  # polls of its box before an idle worker goes to sleep
 
-FEW_BITS, FEW_ROUNDS, MANY_ROUNDS = 6, 6, 3  # of the permutation of samples: up to so many bits it has more rounds
+FEW_BITS, FEW_ROUNDS, MANY_ROUNDS = 6, 6, 3  # for the permutation of samples: it has more rounds up to FEW_BITS bits
 
-# Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).
+# Words of a model, shared by its compiled methods (`calcvm.vm.memory.methods`).
 MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, MOST_BEFORE, KEPT_ROWS = 16, 8, 4, 5, 4, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
 (
-    ARMED,  # not 0 while the model is in its slot, and nobody means to take that
-    TURN_OWNER, TRAINING_OWNER,  # addresses of the threads that have the model's turn, and its training
-    PIECE, SLOT_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the slot: its address, its job; what runs that
+    ARMED,  # not 0 while the model is in its slot, and no thread is about to take that
+    TURN_OWNER, TRAINING_OWNER,  # addresses of the thread ids that own the model's turn, and its training
+    PIECE, SLOT_JOB, CONTROL, RUN_ROWS, WORKERS,  # the slot's address and job; the code and team that run it
     SHEET,  # address of the words of its program
-    SEQ,  # calls made, by which they are numbered
-    CHANGED_AT, FORGOT_AT,  # the last that changed the model, that forgot what placeholders and results held
-    LOOKED_AT,  # the last that Python has taken note of; what placeholders hold since then it may have changed
-    HOLDS,  # (batch, the call that placed it) of each placeholder
+    SEQ,  # number of calls; calls are numbered by it
+    CHANGED_AT, FORGOT_AT,  # the last call that changed the model; the last that made it forget placeholders and results
+    LOOKED_AT,  # the last call that Python knows of; Python may have changed placeholders since
+    HOLDS,  # (batch, the call that set it) of each placeholder
 ) = range(14)  # fmt: skip
 DONE = HOLDS + 2 * MOST_PLACEHOLDERS  # (batch, the last call) of each method
 CALL_WORDS = DONE + 2 * N_METHODS
@@ -106,33 +106,33 @@ CALL_WORDS = DONE + 2 * N_METHODS
 # Words of a program's sheet, which its models' compiled methods read.
 (
     ITEM,  # bytes of an element
-    ARRAY_TYPE, INT_TYPE, DICT_TYPE, TUPLE_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
-    NO_PLACES,  # always 0: where the only row of an array lies
+    ARRAY_TYPE, INT_TYPE, DICT_TYPE, TUPLE_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # objects of Python and NumPy; PyArray_Empty
+    NO_PLACES,  # always 0: the place of an array's only row
     N_PLACEHOLDERS,
     PLANNED,  # the largest batch
-    DTYPES,  # NumPy's objects for the types in FEED_DTYPES
+    DTYPES,  # NumPy's dtype objects for the types in FEED_DTYPES
 ) = range(12)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
-# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers), and
-# the number that is IGNORED there (0: none, as that is a class); of one
-# of a type of its own EXACT, NumPy's object for that, and AS_IT_IS, the DTYPE of its feeds (0: it is of the heap's floats).
+# Words of a placeholder.  DIMS: its sizes follow from DIMS + 1 on.  CLASSES: the number of classes of labels (-1: probabilities,
+# 0: any numbers).  IGNORED: the ignored label (0: none, since 0 is a class).  For a placeholder that does not have the heap's
+# float type, EXACT is its dtype object, and AS_IT_IS the DTYPE of its feeds (else 0).
 NAME, RANK, PER_SAMPLE, PLACE, CLASSES, IGNORED, EXACT, AS_IT_IS, DIMS = range(9)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
-# Words of a method: whether it may be called so, what it does, its placeholders, its results (NAMED: in a dict).  MOST_SAMPLES
-# of a call, where several batches are run one after the other; N_INPUTS of its arguments, where those are given apart from
-# the others (0: all one by one).
+# Words of a method: whether it is set up, its effects, its placeholders and its results (NAMED: in a dict).  MOST_SAMPLES:
+# the limit for a call, which may run several batches.  N_INPUTS: the arguments in the first of two groups (0: all are passed
+# one by one).
 SET, CHANGES, FORGETS, MOST_SAMPLES, NAMED, N_INPUTS, N_ARGUMENTS, N_ANSWERS, N_SPANS_OF, SPANS_OF = range(10)
 ROWS_OF = SPANS_OF + 3 * (
     MOST_BEFORE + 1
-)  # after (start, stop, brief batch: see `slices.brief_batch`) of paths before it and its own
-# After (batch, address of its rows, ns of a call) of some batches, the last the planned one; numbers of placeholders.
+)  # after (start, stop, brief batch: see `slices.brief_batch`) of the paths before it and of the method's path
+# ROWS_OF: (batch, address of its rows, ns of a call) of some batches, the planned one last; then the placeholders' numbers.
 ARGUMENTS = ROWS_OF + 3 * (KEPT_ROWS + 1)
 RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
-# Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
-SINGLE, MEAN, SUM = -1, -2, -3  # in place of a rank: a single number; one that is of whole data sets a mean, or a sum
+# Words of a result: its offset, elements per sample, rank, address of its sizes, name object.
+SINGLE, MEAN, SUM = -1, -2, -3  # instead of a rank: a number; one whose whole-data-set value is a mean, or a sum
 RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
 RESULT_WORDS = 5
 METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS
 SHEET_WORDS = METHODS + N_METHODS * METHOD_WORDS
-LONG_NS = 1_000_000  # a call that takes longer is made in Python, where other threads go on meanwhile
+LONG_NS = 1_000_000  # longer calls run in Python, where other threads can run meanwhile

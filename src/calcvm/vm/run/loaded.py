@@ -1,4 +1,4 @@
-"""A program on a device, ready to run: what all its models share, wherever in a heap they lie."""
+"""A program on a device, ready to run: the data that all its models share, independent of their places in a heap."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
-KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
+KEPT_BATCHES = 64  # copies of the rows to cache, each patched for a batch
 
 _loaded: WeakValueDictionary[str, Loaded] = WeakValueDictionary()
 
 
 def kept(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of a loaded program whose answers are kept: a program does not change."""
+    """Cache the answers of a loaded program's method; a program does not change."""
     name = method.__name__
 
     @wraps(method)
@@ -50,16 +50,16 @@ def kept(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def loaded_of(program: Program) -> Loaded:
-    """The program on its device; equal programs share one."""
+    """The program on its device; equal programs share one `Loaded`."""
     loaded = _loaded.get(program.hash)
     if loaded is None:
-        program.check_instructions()  # a user's may have been declared anew since
+        program.check_instructions()  # a custom instruction may have been redeclared since
         loaded = _loaded[program.hash] = Loaded(program)
     return loaded
 
 
 def forget(rows: set[str]) -> None:
-    """The kernels of these rows are others now: programs that are loaded from now on have those."""
+    """Drop programs with these rows, whose kernels have changed; programs loaded from now on use the new kernels."""
     for digest, loaded in [*_loaded.items()]:
         if any(name in rows for name, _ in loaded.program.instructions):
             _loaded.pop(digest, None)
@@ -68,22 +68,22 @@ def forget(rows: set[str]) -> None:
 class Loaded(Uncopied):
     """A program on its device: kernels, rows for a batch, spans of sections, and the blocks that a model switch copies.
 
-    device, kernels : what runs the program, and what that has prepared of it.
-    table_address : what jobs hold as TABLE.
-    image : bytes [start, stop) of a program's piece that persist: parameters, buffers, state, optimizer.
-    opened : the same with persistent gradients, as they are in the middle of an accumulation.
-    paged : bytes [start, stop), counted from the piece's begin, that persist in the file of pages: the end of each image.
-    gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
-    padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
+    device, kernels : the device, and the program's data prepared for it.
+    table_address : the TABLE of jobs.
+    image : persistent bytes [start, stop) of a program's piece: parameters, buffers, state, optimizer.
+    opened : the same with persistent gradients, for the middle of an accumulation.
+    paged : persistent bytes [start, stop) in the page file, relative to the piece's start; they are the end of each image.
+    gradient : bytes [start, stop) to zero when a model is switched in between two learning batches.
+    padding : elements before and between gradients that block-wise updates read, and nothing writes.
     """
 
-    _instead = "it has addresses of this process; its program is, loaded.program"
+    _instead = "it holds addresses of this process; copy its program, loaded.program"
 
     def __init__(self, program: Program):
         self.program = program
         missing = {"variables", "parameters", "state", "paths"} - program.info.keys()
         if missing:
-            raise ProgramError(f"the program says nothing of its {min(missing)}: it can be looked at, not run")
+            raise ProgramError(f"the program has no {min(missing)}: it can be inspected, but not run")
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
         self.device = device_of(program.info.get("device", "cpu"))
@@ -93,7 +93,7 @@ class Loaded(Uncopied):
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._kept: dict[tuple[str, Any], Any] = {}
-        self.sheet: Any = None  # what compiled methods know of the program (a `Sheet`), once there are some
+        self.sheet: Any = None  # the program's data for compiled methods (a `Sheet`), once needed
         self._spans = {path: _spans(program, path) for path in program.paths}
         lasting = [s for s in program.symbols if s.persistent]
         kept = [s for s in lasting if s.start < program.heap_bytes]
@@ -107,18 +107,18 @@ class Loaded(Uncopied):
         self.accumulating = {path for path, facts in self.paths.items() if facts.get("accumulate")}
 
     def image_bytes(self, open: bool) -> int:  # noqa: A002
-        """Bytes of an image."""
+        """Size of an image in bytes."""
         start, stop = self.opened if open else self.image
         return stop - start + self.paged[1] - self.paged[0]
 
     def in_image(self, symbol: Symbol) -> slice:
-        """The bytes of what persists in an image with its gradients."""
+        """The bytes of a persistent symbol in an image with gradients."""
         start, stop = self.opened
         at = symbol.start - start if symbol.start < stop else symbol.start - self.paged[0] + stop - start
         return slice(at, at + symbol.bytes.b)
 
     def rows(self, batch: int) -> tuple[np.ndarray, int]:
-        """Rows for ``batch`` (shared by all, not to be written) and their address on the device."""
+        """Rows for ``batch`` (shared and read-only) and their address on the device."""
         kept = self._rows.get(batch)
         if kept is None:
             if len(self._rows) >= KEPT_BATCHES:
@@ -128,7 +128,7 @@ class Loaded(Uncopied):
         return kept
 
     def symbol(self, variable: str) -> Symbol:
-        """Where a variable's value lies (CalcError: nowhere)."""
+        """The place of a variable's value (CalcError: it has none)."""
         facts = self.variables[variable]
         if facts["symbol"] is None:
             raise CalcError(f"{variable!r} has no value: it is {facts['unreadable']}")
@@ -137,7 +137,7 @@ class Loaded(Uncopied):
 
     @kept
     def computed(self, path: str, output: str) -> Symbol:
-        """What rows that follow find an output in: where it lies otherwise than users see it, these are shown a copy."""
+        """The symbol in which later rows find an output; if it is stored in another order than users see, they are shown a copy."""
         shown = self.variables[output]["symbol"]
         source = self.program.copied_from(path, shown)
         return self.symbol(output) if source == shown else self.program.symbols[source]
@@ -151,14 +151,14 @@ class Loaded(Uncopied):
 
     @cached_property
     def own_types(self) -> dict[str, str]:
-        """Of variables that are not of the heap's floats, what they are."""
+        """Types of variables that do not have the heap's float type."""
         places = {name: facts["symbol"] for name, facts in self.variables.items() if facts["symbol"] is not None}
         dtypes = {name: self.program.symbols[k].dtype for name, k in places.items()}
         return {name: dtype for name, dtype in dtypes.items() if dtype != self.program.dtype}
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """Placeholders of one number a sample, shape (B, 1): they take data of shape (n,) too."""
+        """Placeholders with one number per sample, shape (B, 1); they also accept data of shape (n,)."""
         one = ((1, 0), (0, 1))
         kinds = {name: facts["kind"] for name, facts in self.variables.items()}
         return frozenset(
@@ -167,7 +167,7 @@ class Loaded(Uncopied):
         )  # fmt: skip
 
     def is_number(self, variable: str) -> bool:
-        """Whether a variable is a single number, whatever the batch."""
+        """Whether a variable is a single number for every batch."""
         return all((size.a, size.b) == (0, 1) for size in self.forms[variable])
 
     def has_samples(self, variable: str) -> bool:
@@ -176,7 +176,7 @@ class Loaded(Uncopied):
 
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
-        """A path by name; without one, the first that trains."""
+        """A path by name; the default is the first path that trains."""
         name = next((p for p, facts in self.paths.items() if facts["backward"]), None) if path is None else path
         if not isinstance(name, str) or name not in self._spans:
             there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
@@ -184,7 +184,7 @@ class Loaded(Uncopied):
         return name
 
     def training(self, path: str | None) -> Any:
-        """Facts of a path that trains."""
+        """Facts of a training path."""
         name = self.path(path)
         if not self.paths[name]["backward"]:
             raise CalcError(f"path {name!r} does not train; paths: {', '.join(self.paths)}")
@@ -192,7 +192,7 @@ class Loaded(Uncopied):
 
     @cached_property
     def hyper(self) -> dict[str, dict[str, Slot]]:
-        """For each path the hyperparameters that have an effect on it, and the values that they may have."""
+        """For each path the hyperparameters that affect it, and their valid values."""
         program = self.program
         out: dict[str, dict[str, Slot]] = {path: {} for path in program.paths}
         decays = [pc for pc in range(len(program.rows)) if program.spec(pc).name == DECAY_ROW]
@@ -209,8 +209,8 @@ class Loaded(Uncopied):
 
     @cached_property
     def probabilities(self) -> frozenset[str]:
-        """Placeholders whose values a loss takes for probabilities."""
-        found, casts = set[int](), dict[int, int]()  # numbers of symbols; of what is cast, what it is made of
+        """Placeholders whose values a loss uses as probabilities."""
+        found, casts = set[int](), dict[int, int]()  # indexes of symbols; results of casts -> their inputs
         for pc in range(len(self.program.rows)):
             name = stem_of(self.program.spec(pc).name)
             if name in PROBABILITIES:
@@ -222,16 +222,16 @@ class Loaded(Uncopied):
         return frozenset(name for name, facts in placeholders.items() if facts["symbol"] in found)
 
     def span(self, path: str, phases: tuple[str, ...]) -> Span:
-        """Rows of neighbouring phases of a path."""
+        """The rows of adjacent phases of a path."""
         spans = self._spans[self.path(path)]
         return spans[phases[0]][0], spans[phases[-1]][1]
 
     def round(self, path: str, *phases: str) -> list[Span]:
-        """What a round runs: what makes the results that phases of ``path`` read, then those."""
+        """The rows of a round: first those that compute results that phases of ``path`` read, then these phases."""
         return [*(self.span(*other) for other in self.before(path, phases)), self.span(path, phases)]
 
     def making(self, path: str, name: str, totals: Iterable[str]) -> list[int]:
-        """Rows of a path that make a result of other results of it, in order."""
+        """Rows of a path that compute a result from other results of the path, in order."""
         program, variables = self.program, self.variables
         wanted, ends = {variables[name]["symbol"]}, {variables[t]["symbol"] for t in totals}
         rows: list[int] = []
@@ -250,13 +250,13 @@ class Loaded(Uncopied):
 
     @kept
     def makes(self, path: str, phases: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """Sections of a path whose results are there when phases of it have run: empty ones need not run."""
+        """Sections of a path whose results exist once these phases have run; empty sections need not run."""
         spans = self._spans[path]
         return tuple((path, phase) for phase in FORWARD if phase in phases or spans[phase][0] == spans[phase][1])
 
     @kept
     def before(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Paths, with their phases, that make what phases of a path read, in the order in which they must run."""
+        """Paths and phases that compute the values read by phases of a path, in execution order."""
         wanted, todo = dict[str, tuple[str, ...]](), [*self.needs(path, phases)]
         while todo:
             facts = self.variables[todo.pop()]
@@ -270,13 +270,13 @@ class Loaded(Uncopied):
 
     @kept
     def feeds(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
-        """Placeholders that a round of phases of a path needs, in the order they were declared."""
+        """Placeholders that a round of phases of a path needs, in order of declaration."""
         read = {name for p in (*self.before(path, phases), (path, phases)) for name in self.needs(*p)}
         return tuple(name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder")
 
     @cached_property
     def initializers(self) -> dict[str, Initializer]:
-        """Of the parameters and buffers that have one, by name."""
+        """Initializers of the parameters and buffers that have one, by name."""
         info = self.program.info
         starts = {
             name: facts["init"] for name, facts in (*info["parameters"].items(), *info.get("buffers", {}).items())
@@ -285,7 +285,7 @@ class Loaded(Uncopied):
 
     @cached_property
     def changes(self) -> frozenset[str]:
-        """Paths that change what a model is: all but those that only read it."""
+        """Paths that change the model; all others only read it."""
         sections = self.program.sections.items()
         return frozenset(path for (path, _), (start, stop) in sections if self._changing[start:stop].any())
 
@@ -300,28 +300,28 @@ class Loaded(Uncopied):
 
     @cached_property
     def short(self) -> int:
-        """So many runs of all rows surely take less than a slice."""
+        """A number of runs of all rows that certainly takes less than a slice."""
         return int(min(SLICE_SECONDS / max(self._seconds.sum(), 1e-12), 2**62))
 
     @kept
     def runs(self, *spans: Span) -> int:
-        """Runs of spans of rows that surely take less than a slice; at least one."""
+        """A number of runs of spans of rows that certainly takes less than a slice; at least one."""
         seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
         return max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
 
     @kept
     def brief(self, path: str, phases: tuple[str, ...]) -> int:
-        """The largest batch on which phases of a path are so short that one worker runs them."""
+        """The largest batch for which phases of a path are so short that one worker runs them."""
         return brief_batch(self.program, self.span(path, phases)) if self.device.stops else 0
 
     def meets(self, span: Span, workers: int) -> bool:
-        """Whether rows have a barrier, at which workers can agree to stop."""
+        """Whether the rows have a barrier, where workers can agree to stop."""
         rows = self.program.rows[slice(*span)]
         return self.device.stops and workers > 1 and bool((rows[:, 1] & FLAG_SYNC).any())
 
     @kept
     def cut(self, spans: tuple[Span, ...], workers: int) -> tuple[list[Span], int]:
-        """Spans cut into parts (see `slices.cut`), where the device can stop between rows."""
+        """Spans cut into parts (see `slices.cut`), if the device can stop between rows."""
         if not self.device.stops:
             return [*spans], 1
         return cut(spans, self.program.rows, self._seconds, self._changing, workers)
@@ -336,14 +336,14 @@ def _spans(program: Program, path: str) -> dict[str, Span]:
 
 
 def _hull(symbols: list[Symbol]) -> Span:
-    """Bytes from the first to the last cell of symbols."""
+    """The bytes from the first to the last cell of symbols."""
     if not symbols:
         return 0, 0
     return min(s.start for s in symbols), max(s.start + s.bytes.b for s in symbols)
 
 
 def _padding(start: int, gradients: list[Symbol]) -> np.ndarray:
-    """Elements from ``start`` to the last gradient that are no gradient's."""
+    """Elements from ``start`` to the last gradient that belong to no gradient."""
     gaps = [np.zeros(0, np.int64)]
     for symbol in sorted(gradients, key=lambda s: s.offset):
         if not symbol.members:

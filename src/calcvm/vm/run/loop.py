@@ -1,7 +1,16 @@
-"""The VM: jitted loops that walk rows, and whole epochs of them.
+"""The VM: jitted loops over rows, and over the rounds of whole epochs.
 
-A *job* is an int64 array that says what to run, by which code (`run_rows`, `run_rounds`); every worker of
-a team runs the same job, meeting the others at barriers.  Python is entered once a job.
+A *job* is an int64 array with the data of a run and the address of its code (`run_rows`, `run_rounds`).  All workers of a team
+run the same job, and meet at barriers.  Python is entered once per job.
+
+    worker 0   |== row 0 ==|= row 1 =|.........|=== row 2 ===|  a team of 3 runs a job:
+    worker 1   |== row 0 ==|====== row 1 ======|=== row 2 ===|  each worker computes its share of every row,
+    worker 2   |= row 0 =|= row 1 =|...........|== row 2 ==|.|  and waits (...) for the others at a barrier
+                                               ^             ^
+                                            barrier       barrier
+
+Only a row (or a phase of a row) that others depend on has a barrier after it: here rows 1 and 2.  The last worker that arrives
+opens the barrier; the others spin, then yield.  If workers lack cores, the barrier lets them leave the team.
 """
 
 from __future__ import annotations
@@ -122,7 +131,7 @@ _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 
 @helper
 def idle(looks):
-    """Spin for a moment, then offer the processor to others."""
+    """Spin briefly, then yield the processor."""
     if looks > SPINS:
         _sched_yield()
     else:
@@ -140,7 +149,7 @@ def now():
 # ---------------------------------------------------------------- workers without a core
 @helper
 def ran(control, n_workers):
-    """Nanoseconds for which workers 1 to ``n_workers - 1`` have had a core, all together."""
+    """Total nanoseconds for which workers 1 to ``n_workers - 1`` had a core."""
     total, t = 0, scratch()
     for w in range(1, n_workers):
         _getcpuclockid(i64_at(control + BOXES + w * LINE + THREAD)[0], t)
@@ -151,10 +160,10 @@ def ran(control, n_workers):
 
 @helper
 def await_others(control, job, n_workers, address, value):
-    """Worker 0 waits on while an address holds a value, and sees whether the others run meanwhile.
+    """Worker 0 waits while an address holds a value, and checks whether the other workers run meanwhile.
 
-    A team loses as many workers at its next barrier as had no core, and jobs that begin soon have so many fewer, too.  A worker
-    that is waited for because a row gave it most of the work does run.
+    At its next barrier the team shrinks by the number of workers without a core, and so do jobs that start soon.  A worker that
+    runs, because its share of a row is the largest, does not count as missing.
     """
     begun, before, look, took, late = now(), ran(control, n_workers), LATE_NS, 0, False
     while atomic_load(address) == value:
@@ -163,7 +172,7 @@ def await_others(control, job, n_workers, address, value):
         if took > look:
             look = 2 * took
             missing = (n_workers - 1) * took - (ran(control, n_workers) - before)
-            if 4 * missing > took:  # of one worker, a quarter of the time: as many as fill what is missing
+            if 4 * missing > took:  # a quarter of one worker's time or more: round up to whole workers
                 atomic_store(control + FIT, max(1, n_workers - (4 * missing + 3 * took) // (4 * took)))
                 late = True
     if late:
@@ -172,7 +181,7 @@ def await_others(control, job, n_workers, address, value):
 
 @helper
 def crowd(control, job, lost):
-    """Jobs have FIT workers for a multiple of the time that was lost, and for longer each time that a larger team loses again soon."""
+    """Limit jobs to FIT workers for a multiple of the lost time; the limit lasts longer if a larger team soon loses time again."""
     times, words, t = i64_at(control + CROWDED), i64_at(job), now()
     again = t - times[0] < AGAIN * times[1]
     times[1] = min(max(PENALTY * lost, 2 * times[1] if again else 0), MOST_PENALTY)
@@ -183,9 +192,9 @@ def crowd(control, job, lost):
 
 @helper
 def that_fit(control, job, n_workers):
-    """Of so many workers those that a job has now; a job that has fewer ends when more may fit."""
+    """The number of workers a job gets now, up to ``n_workers``; a job that gets fewer ends when more may fit."""
     words, fit = i64_at(job), atomic_load(control + FIT)
-    if words[TABLE] != 0 and fit < n_workers:  # a fleet, which has no table, waits for nobody
+    if words[TABLE] != 0 and fit < n_workers:  # a fleet, which has no table, waits for no worker
         until = atomic_load(control + CROWDED)
         if now() < until:
             n_workers = fit
@@ -197,7 +206,7 @@ def that_fit(control, job, n_workers):
 # ---------------------------------------------------------------- rows
 @helper
 def barrier(control, job, n_workers, worker, phase):
-    """Wait for all of the team; returns how many stay, of whom others leave: whoever opens says so, not between phases of a row."""
+    """Wait for the whole team; returns its size from here on.  The worker that opens it sets this, except between a row's phases."""
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == n_workers - 1:
         atomic_store(control + ARRIVED, 0)
@@ -217,19 +226,19 @@ def barrier(control, job, n_workers, worker, phase):
 
 @inlined
 def what_rows_need(job):
-    """Of a job: read before the loop over steps (1x16x4: 14.0 ns a step; where each step is a call 16.2, Zen 4)."""
+    """Fields of a job that rows need, read before the loop over steps (1x16x4: 14.0 ns per step; in a call per step 16.2, Zen 4)."""
     words = i64_at(job)
     return words[BARRIER], job, i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES]
 
 
 @inlined
 def run_span(needed, rows, start, stop, worker, n_workers):
-    """Rows [start, stop), each as often as it has phases; returns how many the team still has, of whom others leave."""
+    """Run rows [start, stop), each once per phase; returns the team's size, from which workers may have been dropped."""
     control, job, addresses, heap, row_bytes = needed
     row, end, phase = rows + start * row_bytes, rows + stop * row_bytes, 0
     while worker < n_workers and row < end:
         meets = False
-        while row < end and not meets:  # a loop of its own: what the barrier needs is not kept at hand in it
+        while row < end and not meets:  # a separate loop, so that registers need not hold the barrier's data in it
             words = i64_at(row)
             call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
             phase = phase + 1 if words[1] & 2 and phase + 1 < words[2] else 0
@@ -243,7 +252,7 @@ def run_span(needed, rows, start, stop, worker, n_workers):
 
 @helper
 def run_spans(job, rows, spans, first, last, worker, n_workers):
-    """Spans [first, last) of a list."""
+    """Run spans [first, last) of a list."""
     needed = what_rows_need(job)
     for s in range(first, last):
         if worker < n_workers:
@@ -276,9 +285,9 @@ def weigh(job, share):
 
 @helper
 def enough(job, k, worker):
-    """Whether a team leaves its job after step or round ``k``, since it is past its deadline.
+    """Whether a team leaves its job after step or round ``k``, because the deadline has passed.
 
-    Worker 0 says so one ahead: a barrier in step ``k + 1`` lies between that and the others' look at it.
+    Worker 0 decides this one step ahead: a barrier in step ``k + 1`` then lies between its write and the others' read.
     """
     if worker == 0 and atomic_load(job + 8 * UNTIL) == 0 and now() > i64_at(job)[DEADLINE]:
         atomic_store(job + 8 * UNTIL, k + 2)
@@ -287,13 +296,13 @@ def enough(job, k, worker):
 
 # ---------------------------------------------------------------- jobs
 def flush(start, stop):
-    """No cache holds the lines from an address to another."""
+    """Remove the lines between two addresses from all caches."""
     for address in range(start, stop, LINE):
         flush_line(address)
 
 
 def run_rows(job, worker):
-    """Rows [START, STOP), STEPS times."""
+    """Run rows [START, STOP), STEPS times."""
     words = i64_at(job)
     needed, limited, nw = what_rows_need(job), words[DEADLINE] != 0, words[TEAM]
     rows, start, stop, k = words[ROWS], words[START], words[STOP], 0
@@ -306,7 +315,7 @@ def run_rows(job, worker):
 
 
 def run_rounds(job, worker):
-    """Rounds [FIRST, FIRST+COUNT) of an epoch: fetch, run the round's sections, and those that end a learning batch."""
+    """Run rounds [FIRST, FIRST+COUNT) of an epoch: fetch, the round's sections, then those that end a learning batch."""
     words = i64_at(job)
     control = words[BARRIER]
     n, batch, learning, nw = words[N_SAMPLES], words[BATCH], words[LEARNING], words[TEAM]
@@ -346,7 +355,7 @@ def run_rounds(job, worker):
             words[REACHED], words[UNITS] = k + 1, k + 1 - words[FIRST]
         if (
             1 < nw > worker and words[N_DRAINS]
-        ):  # a result may lie in a placeholder, into which others fetch next samples
+        ):  # a result may lie in a placeholder that other workers fill with the next samples
             nw = barrier(control, job, nw, worker, 0)
         if worker >= nw or (words[DEADLINE] and enough(job, k, worker)):
             break
@@ -363,7 +372,7 @@ def begin(job):
 
 @helper
 def advance(job, most):
-    """Run up to ``most`` rounds of a pass, alone, or the next part of a long one; returns what of ``most`` that was worth."""
+    """Run up to ``most`` rounds of a pass with one worker, or the next part of a long round; returns the used share of ``most``."""
     words = i64_at(job)
     left = words[ROUNDS] - words[FIRST]
     if words[FIRST] == 0 and words[PART] == 0:
@@ -389,7 +398,7 @@ def trapped(job):
 
 @helper
 def compute(job):
-    """Results that are functions of totals: those of the whole pass into the heap, the rows that make of them the result."""
+    """Compute results that are functions of totals: write the pass's totals to the heap, and run the rows of each result."""
     words = i64_at(job)
     needed, rows = what_rows_need(job), words[ROWS_FULL]
     table, means = i64_at(words[FUNCTIONS]), f64_at(words[MEANS])
@@ -409,7 +418,7 @@ def compute(job):
 
 @helper
 def conclude(job):
-    """Append the means of a whole pass to MEANS; returns the first of them."""
+    """Append the means of a whole pass to MEANS; returns the first."""
     words = i64_at(job)
     sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
     for k in range(words[N_RESULTS]):
@@ -422,7 +431,7 @@ def conclude(job):
 
 @helper
 def epoch_key(seed, epoch):
-    """`calcvm.vm.memory.epoch.shuffling_key`."""
+    """As `calcvm.vm.memory.epoch.shuffling_key`."""
     return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
@@ -437,7 +446,7 @@ def keep(task):
 
 @helper
 def end_epoch(task):
-    """After an epoch's last round, and the judge's: their means, what they decide."""
+    """Finish an epoch after its last round and the judge's: take their means, and decide whether to go on."""
     words = i64_at(task)
     loss = conclude(task)
     words[FIRST] = 0
@@ -463,7 +472,7 @@ def end_epoch(task):
 
 
 def run_task(task, budget):
-    """Up to ``budget`` rounds of a task and its judge, from where they stopped, through the ends of epochs."""
+    """Run up to ``budget`` rounds of a task and its judge, from where they stopped, across the ends of epochs."""
     words = i64_at(task)
     while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
         judge = words[JUDGE]
@@ -486,10 +495,10 @@ give_turn = helper(run_task)  # for compiled callers
 
 
 def run_fleet(job, worker):
-    """Turns of SLICE rounds for tasks one after the other, LAPS times around, by any number of workers.
+    """Run turns of SLICE rounds of tasks in rotation, LAPS times around, with any number of workers.
 
-    Nobody waits: a task that another worker holds is passed over.  A worker to whom a whole lap had nothing to
-    give is done, and so is one that comes back from a turn after the deadline.
+    Workers do not wait: a task that another worker holds is skipped.  A worker is done after a whole lap without a task, or
+    after a turn that ends past the deadline.
     """
     words = i64_at(job)
     n, vain = words[N_TASKS], 0
@@ -510,10 +519,10 @@ def run_fleet(job, worker):
 
 # ---------------------------------------------------------------- the team
 def run_team(control, job, n_workers):
-    """Run a job as worker 0 of a team of at most ``n_workers``, alone where another thread has the team.
+    """Run a job as worker 0 of a team of at most ``n_workers``, or alone if another thread has the team.
 
-    All there is to a team is done here, in one call: what calls it sees before or after.  When it is over no worker
-    looks at the job any more.
+    One call does all of a team's work, so the caller only sees the state before or after it.  At the end no worker reads
+    the job any more.
     """
     words, team, most, pace, begun = i64_at(job), 1, n_workers, 0, 0
     if n_workers > 1:
@@ -546,7 +555,7 @@ def run_team(control, job, n_workers):
 
 @helper
 def hire(control, n_workers):
-    """See that workers 1 to ``n_workers - 1`` are there, as far as the system has threads; returns the team's size."""
+    """Ensure that workers 1 to ``n_workers - 1`` exist, if the system has the threads; returns the team's size."""
     hired = i64_at(control + HIRED)
     while hired[0] < n_workers - 1:
         box = control + BOXES + (hired[0] + 1) * LINE
@@ -569,7 +578,7 @@ def post(box, job):
 
 
 def serve(box):
-    """A worker's life: run the jobs that come into its box, and empty it after each."""
+    """A worker's main loop: run each job that arrives in its box, then empty the box."""
     worker, looks = i64_at(box + NUMBER)[0], 0
     control = box - BOXES - worker * LINE
     while True:
@@ -588,7 +597,7 @@ def serve(box):
 
 @helper
 def park(box):
-    """Sleep until a job is posted.  Whoever lowers the flag, poster or worker, decides whether there is a token."""
+    """Sleep until a job is posted.  The side that lowers the flag, poster or worker, decides whether there is a token."""
     atomic_store(box + PARKED, 1)
     if atomic_load(box) == 0 or atomic_swap(box + PARKED, 0) == 0:
         while _sem_wait(box + SEMAPHORE) != 0:  # a signal

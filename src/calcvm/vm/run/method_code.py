@@ -1,7 +1,7 @@
-"""Compiled methods of a model: functions that the interpreter calls with its own objects, and that call no Python.
+"""Compiled methods of a model: functions that the interpreter calls with Python objects, and that call no Python code.
 
-`calcvm.vm.memory.methods` says when they are used, and lays out the words that they read.  The structures read here (an
-array's fields, the owner of a lock) are checked there when the process installs them.
+`calcvm.vm.memory.methods` decides when they are used, and lays out the words that they read.  When a process installs them, it
+checks the layout of the structures read here (an array's fields, the owner of a lock).
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ from calcvm.vm.run.job import (
 )
 from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch, sum_of
 
-# Bytes of Python's objects.
-WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
+# Offsets in Python's objects, in bytes.
+WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: empty
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
-MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
+MOST_OBJECTS = 30  # arguments of a fallback call: more are a caller's error in any case
 STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(
     7
 )  # as in `method_entries`
-ANSWERS_AT, SUMS_AT = 16, 24  # among the words of a call's stack, after its arguments: arrays, or sums, of its results
-# What is no answer: Python must give it; a kernel trapped; it is wanted in a dict, or in none.
+ANSWERS_AT, SUMS_AT = 16, 24  # among a call's stack words, after its arguments: arrays, or sums, of its results
+# Return values that are no answer: Python must run the call; a kernel trapped; the answer needs a dict, or must not have one.
 ASK, TRAPPED, DICT = 0, -1, -2
 
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
@@ -114,7 +114,7 @@ _decref = types.ExternalFunction("Py_DecRef", types.void(types.int64))
 _new_dict = types.ExternalFunction("PyDict_New", types.int64())
 _dict_size = types.ExternalFunction("PyDict_Size", types.int64(types.int64))
 _dict_next = types.ExternalFunction("PyDict_Next", types.int32(*[types.int64] * 4))  # borrowed references
-_dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes references of its own
+_dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes its own references
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
@@ -165,17 +165,17 @@ def call_run_team(tc, control, job, n_workers):
     return call_entry("run_team")
 
 
-# ---------------------------------------------------------------- what is given
+# ---------------------------------------------------------------- arguments
 @helper
 def mine(owner):
-    """Whether no thread has the lock whose owner is kept there, or this one has it."""
+    """Whether the lock with this owner field is free, or belongs to this thread."""
     thread = i64_at(owner)[0]
     return thread == 0 or thread == _thread()
 
 
 @helper
 def number_at(data, dtype, i):
-    """A number of an array."""
+    """Element i of an array, as a float."""
     if dtype == 0:
         return np.float64(f32_at(data)[i])
     if dtype == 1:
@@ -215,7 +215,7 @@ def labels(data, dtype, n, classes):
 
 @helper
 def labels_or_ignored(data, dtype, n, classes, ignored):
-    """Whether n labels are in [0, classes), or the one that is ignored."""
+    """Whether n labels are in [0, classes), or equal to the ignored one."""
     for i in range(n):
         x = number_at(data, dtype, i)
         if x != ignored and not is_class(x, classes):
@@ -234,7 +234,7 @@ def probabilities(data, dtype, n):
 
 @helper
 def is_array(sheet, array, item_type):
-    """Whether an object is a plain array of a type of numbers."""
+    """Whether an object is a plain array of numbers."""
     return (
         i64_at(array + TYPE)[0] == i64_at(sheet)[ARRAY_TYPE]
         and i32_at(array + FLAGS)[0] & PLAIN == PLAIN
@@ -244,7 +244,7 @@ def is_array(sheet, array, item_type):
 
 @helper
 def dtype_of(sheet, array):
-    """Number of an array's type among the feeds'; 5: none."""
+    """An array's type as a number among the feeds' types; 5: none of them."""
     descr = i64_at(array + DESCR)[0]
     for k in range(5):
         if i64_at(sheet)[DTYPES + k] == descr:
@@ -260,7 +260,7 @@ def placeholder(sheet, k):
 
 @helper
 def batch_of(sheet, k, array, most):
-    """Samples in what is given for a placeholder; 0 where Python must look at it, also if they are more than ``most``."""
+    """Number of samples in a placeholder's array; 0: Python must check it, also for more than ``most`` samples."""
     if not is_array(sheet, array, 0):
         return 0
     wanted, dtype, rank = placeholder(sheet, k), dtype_of(sheet, array), i32_at(array + RANK_AT)[0]
@@ -289,7 +289,7 @@ def batch_of(sheet, k, array, most):
 # ---------------------------------------------------------------- a call
 @helper
 def words_of(self):
-    """Address of the words of what has compiled methods; 0: it has none yet."""
+    """Address of the words of an object with compiled methods; 0: it has none yet."""
     holder = i64_at(self + WORDS_SLOT)[0]
     return i64_at(holder + DATA)[0] if holder != 0 else 0
 
@@ -305,7 +305,7 @@ def there(at, changes):
 
 @helper
 def method_of(at, which):
-    """Address of a method's words; 0 where Python must be asked, since the model is not there or not this thread's."""
+    """Address of a method's words; 0: Python must run the call, since the model is absent or another thread's."""
     if not there(at, False):
         return 0
     method = i64_at(at)[SHEET] + 8 * (METHODS + which * METHOD_WORDS)
@@ -316,14 +316,14 @@ def method_of(at, which):
 
 @helper
 def rows_of(sheet, method, batch):
-    """Address of the rows for a batch, and the time that they took; 0: they are not known here."""
+    """Address and time of the rows for a batch; 0: they are not cached here."""
     entry = i64_at(method + 8 * (ROWS_OF + 3 * (KEPT_ROWS if batch == i64_at(sheet)[PLANNED] else batch % KEPT_ROWS)))
     return (entry[1], entry[2]) if batch != 0 and entry[0] == batch else (0, 0)
 
 
 @helper
 def batch_given(sheet, mw, given, n):
-    """Samples in all arguments of a call; 0 where Python must look at them."""
+    """Number of samples in all arguments of a call; 0: Python must check them."""
     if n != mw[N_ARGUMENTS]:
         return 0
     batch = np.int64(0)
@@ -337,7 +337,7 @@ def batch_given(sheet, mw, given, n):
 
 @inlined
 def place(at, k, array, start, batch):
-    """Copy samples of an array into their placeholder, in the call that has begun."""
+    """Copy samples of an array into their placeholder, for the current call."""
     words = i64_at(at)
     sheet = words[SHEET]
     wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
@@ -351,7 +351,7 @@ def place(at, k, array, start, batch):
 
 @helper
 def held(words, mw):
-    """Samples in all placeholders of a method; 0 where Python must look."""
+    """Number of samples in all placeholders of a method; 0: Python must check."""
     batch, since = np.int64(0), max(words[FORGOT_AT], words[LOOKED_AT])
     for i in range(mw[N_ARGUMENTS]):
         k = HOLDS + 2 * mw[ARGUMENTS + i]
@@ -363,7 +363,7 @@ def held(words, mw):
 
 @inlined
 def run(at, method, which, batch, rows, steps):
-    """Run a method's rows, after those of the paths that it reads, and take note of that; whether no kernel trapped."""
+    """Run a method's rows, after those of the paths that it reads, and record it; returns whether no kernel trapped."""
     words, mw = i64_at(at), i64_at(method)
     words[DONE + 2 * which], words[DONE + 2 * which + 1] = batch, words[SEQ]
     if mw[CHANGES] != 0:
@@ -386,10 +386,10 @@ def run(at, method, which, batch, rows, steps):
     return True
 
 
-# ---------------------------------------------------------------- what it answers
+# ---------------------------------------------------------------- answers
 @helper
 def fits(sheet, result, batch, out):
-    """Whether an object is an array that a result can be put into."""
+    """Whether an object is an array that can receive a result."""
     rw, sw = i64_at(result), i64_at(sheet)
     if not is_array(sheet, out, sw[DTYPES + (sw[ITEM] == 8)]) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
         return False
@@ -404,7 +404,7 @@ def fits(sheet, result, batch, out):
 
 @helper
 def number(at, result):
-    """A result that is a single number."""
+    """A scalar result."""
     words = i64_at(at)
     item = i64_at(words[SHEET])[ITEM]
     source = words[PIECE] + item * i64_at(result)[RESULT]
@@ -413,7 +413,7 @@ def number(at, result):
 
 @inlined
 def begun(at, method, n, out, objects):
-    """Arrays for the results of n samples, or sums of 0; whether there is memory for them."""
+    """Allocate arrays for the results of n samples, or zero sums; returns whether memory sufficed."""
     sw, answers, sums = i64_at(i64_at(at)[SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
     for i in range(i64_at(method)[N_ANSWERS]):
         rw = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS))
@@ -433,7 +433,7 @@ def begun(at, method, n, out, objects):
 
 @helper
 def dropped(n, objects):
-    """Let the first n arrays for results go."""
+    """Release the first n arrays for results."""
     for i in range(n):
         if i64_at(objects + 8 * ANSWERS_AT)[i] != 0:
             _decref(i64_at(objects + 8 * ANSWERS_AT)[i])
@@ -441,7 +441,7 @@ def dropped(n, objects):
 
 @inlined
 def collect(at, method, start, batch, objects):
-    """Take the results of a batch, which begins at sample ``start``."""
+    """Collect the results of a batch that begins at sample ``start``."""
     words, answers, sums = i64_at(at), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
     sheet = words[SHEET]
     item = i64_at(sheet)[ITEM]
@@ -453,7 +453,7 @@ def collect(at, method, start, batch, objects):
         elif rw[RESULT_RANK] == SUM:
             sums[i] += number(at, result)
         elif rw[RESULT_RANK] < 0:
-            sums[i] = number(at, result)  # as it is, -0.0 too
+            sums[i] = number(at, result)  # unchanged, even -0.0
         else:
             to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[LENGTH], batch * rw[LENGTH]
             source = words[PIECE] + item * rw[RESULT]
@@ -462,7 +462,7 @@ def collect(at, method, start, batch, objects):
 
 @inlined
 def finished(method, n, into, objects):
-    """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
+    """A method's answer: a result, or the dict ``into`` with all of them; 0: out of memory."""
     answers, sums, answer = i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT), into
     for i in range(i64_at(method)[N_ANSWERS]):
         rw, one = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS)), answers[i]
@@ -480,15 +480,15 @@ def finished(method, n, into, objects):
 # ---------------------------------------------------------------- kinds of calls
 @helper
 def by_name(sheet, mw, given, objects):
-    """Address of a dict's values in the order of a method's arguments; 0 where its keys are not their names alone.
+    """Address of a dict's values in the order of a method's arguments; 0: its keys are not exactly their names.
 
-    Keys are compared by what they are, so that no code of theirs runs.
+    Keys are compared by identity, so that none of their code runs.
     """
     n, found = mw[N_ARGUMENTS], np.int64(0)
     if _dict_size(given) != n:
         return 0
     arrays, at_key = i64_at(objects), objects + 8 * MOST_ARGUMENTS
-    pair = i64_at(at_key)  # key, value, where to go on
+    pair = i64_at(at_key)  # key, value, position
     pair[2] = 0
     while _dict_next(given, at_key + 16, at_key, at_key + 8) != 0:
         for i in range(n):
@@ -500,7 +500,7 @@ def by_name(sheet, mw, given, objects):
 
 @helper
 def apart(sheet, mw, given, n, objects):
-    """Address of the arguments of a call on (inputs, others), tuples where they are several; 0 where they are not so."""
+    """Address of the arguments of a call with (inputs, others), each a tuple if several; 0: the call has another form."""
     inputs, many = mw[N_INPUTS], mw[N_ARGUMENTS]
     if n != 1 + (many > inputs):
         return 0
@@ -520,7 +520,7 @@ def apart(sheet, mw, given, n, objects):
 
 @inlined
 def answered(self, which, given, n, out, into):
-    """Run a method on arrays; ``out``: where its result is wanted, or 0; ``into``: a dict for named ones."""
+    """Run a method on arrays; ``out``: array for its result, or 0; ``into``: a dict for named results."""
     at = words_of(self)
     method = method_of(at, which)
     if method == 0:
@@ -529,7 +529,7 @@ def answered(self, which, given, n, out, into):
     sheet = words[SHEET]
     if (mw[NAMED] != 0) != (into != 0):
         return DICT
-    if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # they take one object
+    if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # these take one object
         if n != 1 or given == 0:
             return ASK
         kind, one, n = i64_at(i64_at(given)[0] + TYPE)[0], i64_at(given)[0], mw[N_ARGUMENTS]
@@ -549,7 +549,7 @@ def answered(self, which, given, n, out, into):
     if rows == 0:
         return ASK
     rows_rest = rows
-    if many > planned:  # divisions, which a call on one batch does without
+    if many > planned:  # a call on one batch needs no divisions
         if many // planned > LONG_NS // ns:
             return ASK
         if many % planned != 0:
@@ -576,9 +576,9 @@ def answered(self, which, given, n, out, into):
 
 @helper
 def called(self, which, given, n, out):
-    """As `answered`, with a dict where one is wanted; else Python is asked.
+    """As `answered`, with a dict if one is needed; otherwise Python runs the call.
 
-    When it has been made all is looked at anew: that may run the garbage collector, and so any code.
+    After creating the dict, everything is checked again: the creation may run the garbage collector, and so any code.
     """
     into = np.int64(0)
     while True:
@@ -592,14 +592,14 @@ def called(self, which, given, n, out):
         found = np.int64(ASK)
     if found != into and into != 0:
         _decref(into)
-    if found == ASK:  # no memory: Python says so
+    if found == ASK:  # out of memory: Python raises the error
         _clear_error()
     return found
 
 
 @helper
 def steps_run(self, given):
-    """Steps on the data that are there."""
+    """Run steps on the data in the placeholders."""
     at = words_of(self)
     method = method_of(at, STEP)
     if method == 0:
@@ -641,7 +641,7 @@ def item_set(self, name, array):
 # ---------------------------------------------------------------- methods
 @helper
 def hand_on(self, args, n, names, name):
-    """What the method ``name``, written in Python, answers to the same objects."""
+    """Call the Python method ``name`` with the same objects."""
     objects = scratch()
     out, given = i64_at(objects), i64_at(args)
     many = n + (i64_at(names + TUPLE_SIZE)[0] if names != 0 else 0)
@@ -657,13 +657,13 @@ def hand_on(self, args, n, names, name):
 
 
 def method(self, args, n, names, name):
-    """What all methods do; ``name``: which of them is called.  ``self`` is a model, of a bound step a `methods.Bound`."""
+    """The code of all methods; ``name``: the called one.  ``self`` is a model, or, for a bound step, a `methods.Bound`."""
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
         model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
         given = i64_at(args)
-        n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it is given something
+        n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it got arguments
     which, out = STEP, np.int64(0)
     if name == BOUND_NAME and n == 0:
         written = _bound_text()

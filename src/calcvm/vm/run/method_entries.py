@@ -1,7 +1,7 @@
-"""Functions that the interpreter calls for a model's methods, one for each, from the first model on.
+"""Functions that the interpreter calls for a model's methods, one per method, from the first model on.
 
-They go on in the compiled `method_code.method` once that is there, and until then in the method written in Python: who has
-taken hold of one early has the compiled one later.  There is nothing to compile for them but what is written here, in IR.
+They call the compiled `method_code.method` once it exists, and until then the Python method; references taken early therefore
+get the compiled method later.  These functions are written in LLVM IR, so nothing else needs to be compiled for them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ I64 = ir.IntType(64)
 
 
 def build(symbol: str, target: Target) -> bytes:
-    """An object file with the function ``symbol``: of k the address of the k-th method's code; after those where `method`'s goes."""
+    """An object file with the function ``symbol``: k -> address of method k's code, or of `method`'s variable (last k)."""
     module = ir.Module(symbol)
     module.triple = target.triple
     compiled = ir.GlobalVariable(module, I64, "compiled")
@@ -33,7 +33,7 @@ def build(symbol: str, target: Target) -> bytes:
 
 
 def _method(module: ir.Module, k: int, name: str, compiled: ir.GlobalVariable, handing: ir.Function) -> ir.Function:
-    """A method's code, of (self, arguments, their number, names): METH_FASTCALL | METH_KEYWORDS."""
+    """A method's code, with (self, arguments, their number, names): METH_FASTCALL | METH_KEYWORDS."""
     function = ir.Function(module, ir.FunctionType(I64, [I64] * 4), name)
     function.linkage = "internal"
     text = bytearray(f"{OWN}{name}\0".encode())
@@ -49,7 +49,7 @@ def _method(module: ir.Module, k: int, name: str, compiled: ir.GlobalVariable, h
 
 
 def _hand_on(module: ir.Module) -> ir.Function:
-    """What the method of that name, written in Python, answers to the same objects."""
+    """A function that calls the Python method with a name, with the same objects."""
     intern, call, forget, copy = (
         ir.Function(module, ir.FunctionType(result, [I64] * n), name)
         for name, result, n in (

@@ -1,14 +1,14 @@
-"""How large a team is best: measured while it works, since the same bits come from any.
+"""Best size of a team: measured while it works, since every size gives the same bits.
 
-A barrier takes 0.1 us among a few cores that share a cache, and several times as long among cores that do not.  A host may move
-the cores of a virtual machine from one to the other.  So the best size depends on the rows, on the machine and on the moment.
+A barrier takes 0.1 us among a few cores that share a cache, and several times as long otherwise.  A host may also migrate the
+cores of a virtual machine.  So the best size depends on the rows, on the machine and on the moment.
 
-Now and then jobs that run the same rows are run for some ms by the size that was best, then by half or twice as many workers.  The
-faster size stays.  The first half of each turn does not count: workers that have nothing to do look for work for a while before
-they sleep, and slow others down.  Of the rest the fastest window counts, in which nobody lost a core.
+From time to time, jobs with the same rows run for some ms with the best size so far, then with half or twice as many workers.
+The faster size stays.  The first half of each turn does not count: idle workers poll for work for a while before they sleep, and
+slow others down.  From the second half, the fastest window in which no worker lost its core counts.
 
-Where a step or round takes longer than `LONG_NS`, barriers count for little, and fewer workers are not tried.  What is known of
-a job lies in the team's control block; callers that write there at once may spoil a choice, never a result.
+If a step or round takes longer than `LONG_NS`, barriers matter little, and fewer workers are not tried.  The data about a job are
+in the team's control block.  Concurrent callers may spoil a choice there, but never a result.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from calcvm.vm.run.atomics import i64_at
 from calcvm.vm.run.job import DEADLINE, N_PACES, PACE, PACE_BYTES, PACES, ROW_BYTES, ROWS, START, UNITS
 from calcvm.vm.run.samples import helper
 
-TURN_NS, SHARE = 8_000_000, 64  # a turn lasts so long at least, and a part of 64 of the pause before it
-WINDOW_NS, WINDOWS = 500_000, 3  # a window has jobs of so many ns together; a turn has so many windows at least
-LONG_NS = 1_000_000  # a step or round is long from here on; a job of a trial is ended then, if it can be
-FIRST_PAUSE, MOST_PAUSE = 50_000_000, 2_000_000_000  # ns between trials: twice as long after each that changes nothing
-FINE = 256  # parts of a nanosecond, in which steps are measured
-BETTER = 64  # a size takes the place of another that takes a part of 64 longer
+TURN_NS, SHARE = 8_000_000, 64  # minimum length of a turn: TURN_NS, and 1/SHARE of the pause before it
+WINDOW_NS, WINDOWS = 500_000, 3  # a window has jobs of WINDOW_NS together; minimum number of windows per turn
+LONG_NS = 1_000_000  # a longer step or round counts as long; a trial's job ends after this time, if it can
+FIRST_PAUSE, MOST_PAUSE = 50_000_000, 2_000_000_000  # ns between trials; doubled after each trial that changes nothing
+FINE = 256  # steps are measured in nanoseconds / FINE
+BETTER = 64  # the other size must be faster by 1/BETTER to replace the best
 NEVER = 2**62
-# Words of what is known.  OF: which rows; SIZE: what is best; OTHER: what is tried beside it (0: nothing); TURN: 0 while SIZE runs,
-# 1 while OTHER does; SINCE: when that began; TOOK, DONE: ns and steps of this window; SEEN: windows of this turn; FASTEST, and after
-# it that of OTHER: of a step; NEXT: when the next trial begins; PAUSE: how long after this one; MORE: whether it is one of more workers.
+# Words of a job's data.  OF: its rows; SIZE: the best size; OTHER: the size on trial (0: none); TURN: 0 while SIZE runs, 1 while
+# OTHER runs; SINCE: start of the turn; TOOK, DONE: ns and steps of this window; SEEN: windows of this turn; FASTEST: shortest step,
+# followed by that of OTHER; NEXT: start of the next trial; PAUSE: time to the trial after it; MORE: whether it tries more workers.
 OF, SIZE, OTHER, TURN, SINCE, TOOK, DONE, SEEN, FASTEST, OTHERS_FASTEST, NEXT, PAUSE, MORE, N_WORDS = range(14)
 
 
 @helper
 def pace_of(control, job):
-    """Address of what is known of jobs that run the same rows."""
+    """Address of the data about jobs that run the same rows."""
     words = i64_at(job)
     rows = words[PACE] if words[PACE] != 1 else words[ROWS] + words[START] * words[ROW_BYTES]
     place = (np.uint64(rows) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
@@ -48,7 +48,7 @@ def pace_of(control, job):
 
 @helper
 def begin_turn(pace, turn, t):
-    """The best size begins its turn (0), or the other one (1)."""
+    """Begin the turn of the best size (0) or of the other (1)."""
     known = i64_at(pace)
     known[TURN], known[SINCE], known[TOOK], known[DONE], known[SEEN] = turn, t, 0, 0, 0
     known[FASTEST + turn] = NEVER
@@ -56,7 +56,7 @@ def begin_turn(pace, turn, t):
 
 @helper
 def team_of(pace, job, most, t):
-    """The size of the team of a job that begins at ``t``, of at most so many workers."""
+    """The team size for a job that starts at ``t``, with at most ``most`` workers."""
     known, words = i64_at(pace), i64_at(job)
     if known[SIZE] < 1 or known[SIZE] > most:
         known[SIZE], known[OTHER], known[NEXT], known[PAUSE] = most, 0, t, FIRST_PAUSE
@@ -76,10 +76,10 @@ def team_of(pace, job, most, t):
 
 @helper
 def note(pace, job, team, most, t, took):
-    """Take note that a job by so many workers took so long, and is over at ``t``."""
+    """Record that a job with ``team`` workers took ``took`` ns and ended at ``t``."""
     known, units = i64_at(pace), i64_at(job)[UNITS]
     size, other, turn = known[SIZE], known[OTHER], known[TURN]
-    if other < 1 or units < 1 or team != (other if turn else size):  # no trial; or another caller had the team
+    if other < 1 or units < 1 or team != (other if turn else size):  # there is no trial, or another caller had the team
         return
     lasts = max(TURN_NS, known[PAUSE] // SHARE)
     if 2 * (t - took - known[SINCE]) < lasts:
@@ -98,7 +98,7 @@ def note(pace, job, team, most, t, took):
         return
     known[OTHER] = 0
     if turn != 0 and known[OTHERS_FASTEST] + known[OTHERS_FASTEST] // BETTER < known[FASTEST]:
-        known[SIZE], known[NEXT], known[PAUSE] = other, t, FIRST_PAUSE  # and what lies beyond it at once
+        known[SIZE], known[NEXT], known[PAUSE] = other, t, FIRST_PAUSE  # and try the next size beyond it at once
     else:
-        known[NEXT] = t + max(known[PAUSE], SHARE * (t - known[SINCE] - lasts))  # jobs that come seldom make it long
+        known[NEXT] = t + max(known[PAUSE], SHARE * (t - known[SINCE] - lasts))  # rare jobs make this long
         known[PAUSE], known[MORE] = min(2 * known[PAUSE], MOST_PAUSE), 1 - known[MORE]

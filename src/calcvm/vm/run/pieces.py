@@ -1,4 +1,4 @@
-"""Pieces of a block of memory, on cache lines: first fit, neighbours join when they are given back."""
+"""Pieces of a block of memory, aligned to cache lines: first fit; adjacent free pieces are merged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
 class Pieces:
-    """Which bytes of ``nbytes`` are free; pieces start on cache lines."""
+    """The free bytes among ``nbytes``; pieces start on cache lines."""
 
     def __init__(self, nbytes: int):
         self._nbytes = nbytes
@@ -23,7 +23,7 @@ class Pieces:
         return sum(stop - start for start, stop in self._free)
 
     def take(self, nbytes: int) -> tuple[int, int] | None:
-        """The first free piece of at least ``nbytes``, as [start, stop); None where there is none."""
+        """The first free piece of at least ``nbytes``, as [start, stop); None: there is none."""
         for i, (start, end) in enumerate(self._free):
             if end - start >= nbytes:
                 stop = min(-(-(start + nbytes) // ALIGN_BYTES) * ALIGN_BYTES, end)
@@ -32,7 +32,7 @@ class Pieces:
         return None
 
     def give(self, start: int, stop: int) -> None:
-        """Give a piece back."""
+        """Free a piece."""
         i = bisect_left(self._free, (start, stop))
         if i < len(self._free) and self._free[i][0] == stop:
             stop = self._free.pop(i)[1]
@@ -43,7 +43,7 @@ class Pieces:
             self._free.insert(i, (start, stop))
 
     def leave(self, taken: Iterable[tuple[int, int]]) -> None:
-        """Of all that is free, leave what is not ``taken``."""
+        """Set the free pieces to everything that is not ``taken``."""
         ends = sorted(taken)
         free = zip([0, *(stop for _, stop in ends)], [*(start for start, _ in ends), self._nbytes])
         self._free = [(start, stop) for start, stop in free if start < stop]
@@ -51,10 +51,10 @@ class Pieces:
 
 @dataclass
 class Shared:
-    """Small memory that the host and compiled code both write: sums, means.  It goes back when this object does.
+    """Small memory that the host and compiled code both write: sums, means.  It is freed with this object.
 
     array : on the host.
-    address : of it, as compiled code sees it.
+    address : its address, as compiled code sees it.
     """
 
     __slots__ = ("address", "array")

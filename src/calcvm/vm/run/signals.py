@@ -1,4 +1,4 @@
-"""An orderly end where the process is asked to end, or the user interrupts."""
+"""An orderly end of the process after SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ DEFAULTS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signa
 
 
 class _Context:
-    """What signals have raised while it is open."""
+    """Exceptions that signals have raised while it is open."""
 
     def __init__(self) -> None:
         self.came: list[BaseException] = []
 
 
-# weak: an interrupted end of a context cannot leave one open; by their ids: a WeakSet cannot be gone through while threads add to it
+# weak, so that an interrupted exit cannot leave a context open; by id, since a WeakSet cannot be iterated while threads add to it
 _open: weakref.WeakValueDictionary[int, _Context] = weakref.WeakValueDictionary()
 
 
 @contextmanager
 def orderly_end() -> Iterator[Callable[[], None]]:
-    """Let SIGTERM end the process as ``sys.exit`` does, so that what is open is written and closed.
+    """Make SIGTERM end the process as ``sys.exit`` does, so that open files are written and closed.
 
-    Yields a function to call now and then: it raises once more what SIGTERM or Ctrl-C has raised, since Python
-    drops what is raised in finalizers and callbacks.  Signals that someone else handles are left alone, and all are
-    outside the main thread, which alone can handle them.
+    Yields a function to call regularly: it raises the exception from SIGTERM or Ctrl-C again, because Python drops exceptions in
+    finalizers and callbacks.  Signals with other handlers are left alone.  Outside the main thread, which alone can handle
+    signals, all are.
     """
     context, before = _Context(), {}
 
@@ -54,7 +54,7 @@ def orderly_end() -> Iterator[Callable[[], None]]:
 
 
 def _end(number: int, frame: Any) -> None:
-    """Tell all open contexts.  A signal that comes at a context's end may leave this where none is open: as the default."""
+    """Notify all open contexts.  If a signal at a context's end leaves this handler without one, it acts as the default."""
     if number == signal.SIGTERM and not _open:
         signal.signal(number, DEFAULTS[signal.SIGTERM])
         os.kill(os.getpid(), number)

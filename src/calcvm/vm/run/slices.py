@@ -1,7 +1,10 @@
-"""Slices of work: compiled code comes back to Python this often, where Ctrl-C is heard.
+"""Slices of work: compiled code returns to Python once per slice, so that Ctrl-C works.
 
-Many steps or rounds are sliced by the time that the last ones took.  How long the first may take, and where one that is
-long by itself is cut, is estimated from the rows: an estimate that is far too long costs a call for each `SLICE_SECONDS` of it.
+The length of a slice of steps or rounds follows from the time of earlier ones.  The first slice, and the cuts of a long step,
+are estimated from the rows.  If the estimate is far too long, it costs one call per estimated `SLICE_SECONDS`.
+
+From its first row that changes something persistent on, a long step is one part.  That row is mostly an update; with updates
+inlined it is in the backward, with dropout in the forward.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
 SLICE_SECONDS = 0.1
-LATEST_NS = 150_000_000  # after this a team or a fleet ends its slice, whatever was expected of it
-FLOPS, ELEMENTS = 4e9, 5e8  # a second, that the slowest of rows computes and touches: a worker of an old processor
-BRIEF_SECONDS = 20e-6  # a worker that sleeps takes longer to wake up
-FAST_FLOPS, FAST_ELEMENTS = 1e11, 2e10  # a second, of a worker of a processor of today, whose data are in its caches
-GROWTH = 8  # at most, from slice to slice: a measurement may be of a moment
+LATEST_NS = 150_000_000  # a team or a fleet ends its slice after this time, whatever the estimate
+FLOPS, ELEMENTS = 4e9, 5e8  # per second, for the slowest rows on one worker of an old processor
+BRIEF_SECONDS = 20e-6  # waking up a sleeping worker takes longer
+FAST_FLOPS, FAST_ELEMENTS = 1e11, 2e10  # per second, for one worker of a current processor with its data in caches
+GROWTH = 8  # upper limit from slice to slice: a single measurement may be an outlier
 
 Span = tuple[int, int]
 
@@ -34,10 +37,10 @@ Span = tuple[int, int]
 def sliced(
     total: int, first: int, seconds: float, run: Callable[[int], float | None], marks: Sequence[int] = ()
 ) -> Iterator[tuple[int, float]]:
-    """Run ``total`` units in slices of about ``seconds``, ``first`` at first; yields how many are done, and seconds a unit.
+    """Run ``total`` units in slices of about ``seconds``, the first of ``first`` units; yields units done and seconds per unit.
 
-    marks : a slice ends where a multiple of one of them is done.
-    run : what it returns is the time that the units took, where it has waited for a turn before.
+    marks : a slice ends when a multiple of one of them is reached.
+    run : returns the time that the units took, if the call also waited for a turn; else None.
     """
     done, count = 0, max(1, first)
     while done < total:
@@ -51,17 +54,17 @@ def sliced(
 
 
 def latest() -> int:
-    """The deadline of a job that begins now."""
+    """The deadline of a job that starts now."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) + LATEST_NS
 
 
 def ended(job: np.ndarray, stop: int) -> int:
-    """Before which step or round a team has ended a job that was to be run up to ``stop``."""
+    """The step or round before which a team ended a job; ``stop`` if it ran to the end."""
     return min(job.item(layout.UNTIL) or stop, stop)
 
 
 def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of a span its floating-point operations, and the elements that it touches, at a batch."""
+    """The floating-point operations and the elements touched, for each row of a span at a batch."""
     elems = [symbol.elems.at(batch) for symbol in program.symbols]
     touched = np.array([*elems, 0])[program.operand_values[slice(*span)]].sum(axis=1)  # -1: no operand
     flops = np.zeros(len(touched))
@@ -73,13 +76,13 @@ def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.nd
 
 
 def seconds_of(program: Program) -> np.ndarray:
-    """For each row the seconds that it may take at the largest batch."""
+    """An upper estimate of each row's seconds at the largest batch."""
     flops, touched = work_of(program, program.batch_size, (0, len(program.rows)))
     return flops / FLOPS + touched / ELEMENTS
 
 
 def brief_batch(program: Program, span: Span) -> int:
-    """The largest batch that rows are through with before a second worker would have woken up; 0: none."""
+    """The largest batch whose rows finish before a second worker would have woken up; 0: none."""
 
     def too_long(batch: int) -> bool:
         flops, touched = (of.sum() for of in work_of(program, batch, span))
@@ -89,7 +92,7 @@ def brief_batch(program: Program, span: Span) -> int:
 
 
 def changing(program: Program) -> np.ndarray:
-    """For each row whether it changes what persists."""
+    """For each row whether it changes persistent values."""
     persists = np.array([*(symbol.persistent for symbol in program.symbols), False])
     out = np.zeros(len(program.rows), bool)
     for pc in range(len(program.rows)):
@@ -102,10 +105,10 @@ def changing(program: Program) -> np.ndarray:
 def cut(
     spans: Sequence[Span], rows: np.ndarray, seconds: np.ndarray, changes: np.ndarray, workers: int
 ) -> tuple[list[Span], int]:
-    """Spans of rows that are run one after the other, cut so that each part takes a slice; and how many parts they are.
+    """Cut consecutive spans of rows into parts of about a slice; returns the spans and the number of parts.
 
-    One where all of it fits in a slice.  Cuts are where a team meets anyway.  From the first row that changes what persists
-    on there is one part, the last, which may be several spans: no update is left half done.
+    There is one part if everything fits in a slice.  Cuts are at barriers, where a team meets anyway.  The last part starts at
+    the first row that changes persistent values, and may have several spans, so that no update is left unfinished.
     """
     if sum(float(seconds[start:stop].sum()) for start, stop in spans) <= SLICE_SECONDS:
         return list(spans), 1

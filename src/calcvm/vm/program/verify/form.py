@@ -1,10 +1,10 @@
-"""What a program is made of: its numbers, its instructions, its sections."""
+"""The form of a program: its numbers, its instructions, its sections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED
-
-if TYPE_CHECKING:
-    from calcvm.vm.program.program import Program
+from calcvm.vm.program.program_data import ProgramData
 
 LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
-EARLY = ("forward", "loss")  # phases that may change buffers, in a path that has some of those
+EARLY = ("forward", "loss")  # phases that may change buffers, in a path with late phases
 
 
 class Row:
@@ -47,7 +45,7 @@ class Row:
         self.acc = names.index("acc") if "acc" in names else None
 
     def spare(self, words: Sequence[Any], on: On) -> tuple:
-        """What the row may use of scratch beyond the least, where it says."""
+        """The words of scratch beyond the minimum, if the instruction states one."""
         if self.wn is None or self.spec.workspace is None:
             return ()
         return (words[self.wn] - self.spec.workspace(SimpleNamespace(**dict(zip(self.names, words))), on)[0],)
@@ -64,9 +62,9 @@ def row_of(spec: RowSpec) -> Row:
 
 
 class Form:
-    """The form of a program, which all that follows relies on."""
+    """The form of a program; all later checks rely on it."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: ProgramData):
         self.program = program
         self.batch = program.batch_size
 
@@ -136,4 +134,4 @@ class Form:
             raise ProgramError(f"rows {at} to {n - 1} belong to no section")
         for rows in self.spans.values():
             trains = bool(self.program.info.get("part")) or any(self.phases[i] in LATE for i in rows)
-            self.trains[rows.start : rows.stop] = [trains] * len(rows)  # of a part, other parts may
+            self.trains[rows.start : rows.stop] = [trains] * len(rows)  # of a split program, other parts may train

@@ -1,4 +1,4 @@
-"""Each row by itself: its words are in range, its operands inside their symbols, at every batch."""
+"""Checks of single rows: words are in range and operands inside their symbols, at every batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_PHASES, FLAG_
 from calcvm.vm.program.verify.form import EARLY, LATE, Row
 from calcvm.vm.program.verify.storage import Storage
 
-EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
+EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, for any heap
 
 
 class Access:
     """Bytes that one operand of one row touches: [start, start+first) at batch 1, [start, start+last) at the largest.
 
     size : bytes of an element.
-    how : who of the workers touches which of these cells, for every batch.
+    how : a key for the distribution of these cells among the workers, at every batch.
     """
 
     __slots__ = ("row", "operand", "symbol", "start", "first", "last", "reads", "writes", "size", "how")
@@ -36,18 +36,18 @@ class Access:
         self.reads, self.writes, self.how = reads, operand.writes, how
 
     def __str__(self) -> str:
-        """Its elements, as listings count them."""
+        """Its elements, in the notation of listings."""
         return f"[{self.start // self.size}, {(self.start + self.last) // self.size})"
 
 
 class Rows(Storage):
-    """Rows stay inside the heap and inside what they name."""
+    """Rows stay inside the heap and inside their symbols."""
 
     def check_patches(self) -> None:
-        """Patched words are sizes, at most one patch each, that agree with the rows at the largest batch."""
+        """Patched words are sizes, have one patch at most, and agree with the rows at the largest batch."""
         p = self.program
         self.patched: dict[int, dict[int, Affine]] = {}  # row -> {word: its size}
-        self.sized: dict[tuple, tuple[Sequence[Extent], Sequence[Extent]]] = {}  # what `exactly` has found
+        self.sized: dict[tuple, tuple[Sequence[Extent], Sequence[Extent]]] = {}  # the results of `exactly`
         before = (-1, -1)
         for row, word, a, b in p.patches.tolist():
             if not 0 <= row < len(p.rows):
@@ -70,7 +70,7 @@ class Rows(Storage):
             before = (row, word)
 
     def check_row(self, i: int, row: list[int], values: list[int]) -> list[Access]:
-        """Check a row by itself; returns what its operands touch."""
+        """Check a single row; returns the accesses of its operands."""
         r = self.known[row[0]]
         several = FLAG_PHASES if r.phases and row[HEADER_WORDS] > 1 else 0
         if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT | several:
@@ -126,10 +126,10 @@ class Rows(Storage):
     def exactly(
         self, i: int, r: Row, at_last: list[Any], tail: tuple[int, int], patched: Mapping[int, Affine]
     ) -> tuple[Sequence[Extent], Sequence[Extent]]:
-        """Each operand's elements, and the units that it is shared by; what the row requires holds for every batch."""
+        """Each operand's elements, and the units for sharing it; checks the row's requirements for every batch."""
         words = [patched.get(k, v) for k, v in enumerate(at_last)]
         key = (r.spec.name, *((type(w), w) for w in words))
-        if (known := self.sized.get(key)) is not None:  # of rows with equal words
+        if (known := self.sized.get(key)) is not None:  # rows with equal words
             return known
         n = len(r.spec.operands)
 
@@ -156,7 +156,7 @@ class Rows(Storage):
             self.fail(i, f"its sizes cannot be bounded for all batches from 1 to {self.batch}: {error}")
 
     def ends(self, i: int, operand: Operand, size: Extent) -> tuple[int, int]:
-        """Elements at batch 1 and at the largest, between which they are affine; of scratch, if it is not, the most."""
+        """Elements at batch 1 and at the largest batch, affine in between; for scratch that is not affine, the maximum."""
         if not isinstance(size, Piecewise):
             return max(size.at(1), 0), max(size.at(self.batch), 0)
         if operand.access != "s":
@@ -178,14 +178,14 @@ class Rows(Storage):
         if operand.part == "w0":
             return "first worker"
         if units == 1:
-            return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
+            return "last worker"  # share(1, w, nw) is empty except for w = nw - 1
         if units != ZERO and self.bounds(i, units)[0] > 0:
             return (start, size, units)
         own = operand.access == "s" and not self.gpu and not self.decoded[i][0][1] & FLAG_PHASES
         return (start, size, "scratch") if own else None
 
     def check_empty(self, i: int, r: Row, words: list[Any], tail: tuple[int, int]) -> None:
-        """A size of zero must not hide a product of the others that no operand bounds."""
+        """A size of zero must not hide a product of the other sizes that no operand bounds."""
         ones = [max(v, 1) if r.words[k].kind == "dim" else v for k, v in enumerate(words)]
         limit = max(self.program.heap_elems, EMPTY_LIMIT)
         try:
@@ -196,7 +196,7 @@ class Rows(Storage):
             self.fail(i, f"a size is zero, and the others make {max(extents)} elements: more than {limit}")
 
     def check_place(self, i: int, operand: Operand, symbol: int, start: int, ends: tuple[int, int], size: int) -> None:
-        """The operand lies in the heap, inside its symbol, and the symbol may be used so."""
+        """The operand lies in the heap, inside its symbol, and the symbol allows this use."""
         p = self.program
         where = f"operand {operand.name} [{start}, {start + ends[1]})"
         low, high = self.range_of(operand.paged)
@@ -233,7 +233,7 @@ class Rows(Storage):
             self.fail(i, f"{where} overwrites state {s.name}")
 
     def check_aliases(self, i: int, r: Row, accesses: list[Access]) -> None:
-        """Operands of one row overlap only where both are read, or where the spec allows in-place work."""
+        """Operands of one row overlap only if both are read, or if the spec allows in-place work."""
         ordered = sorted(accesses, key=lambda a: a.start)
         for k, a in enumerate(ordered):
             stop = a.start + a.last

@@ -1,22 +1,19 @@
-"""Where a program's values lie: zones, symbols, blocks, and the image of what persists."""
+"""Storage of a program's values: zones, symbols, blocks, and the image of persistent values."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from calcvm.errors import ProgramError
 from calcvm.vm.program.documents import MAX_HEAP, PAGES
 from calcvm.vm.program.encoding import ALIGN_BYTES, RESERVED
+from calcvm.vm.program.program_data import Symbol
 from calcvm.vm.program.verify.form import Form
-
-if TYPE_CHECKING:
-    from calcvm.vm.program.program import Symbol
 
 
 class Storage(Form):
-    """Symbols lie in zones and in the heap, what persists lies together."""
+    """Symbols lie in zones and in the heap; persistent values lie together."""
 
     def check_zones(self) -> None:
         at = 0
@@ -73,12 +70,12 @@ class Storage(Form):
         self.check_image()
 
     def range_of(self, paged: bool) -> tuple[int, int]:
-        """Bytes [start, stop) of the pages, or of what rows may touch of the heap."""
+        """Bytes [start, stop) of the pages, or of the part of the heap that rows may touch."""
         p = self.program
         return (p.heap_bytes, p.heap_bytes + p.page_bytes) if paged else (RESERVED * p.itemsize, p.heap_bytes)
 
     def check_image(self) -> None:
-        """What persists lies together, so that an image is as large as what it holds."""
+        """Persistent values lie together, so that an image has no gaps."""
         at = RESERVED * self.program.itemsize
         lasting = sorted(
             (s.start, s.bytes.b, s.name, s.elems.a) for s in self.program.symbols if s.persistent and not s.members
@@ -87,7 +84,7 @@ class Storage(Form):
             if grows:
                 raise ProgramError(f"symbol {name} persists, and depends on the batch")
             if start >= self.program.heap_bytes > at:
-                at = self.program.heap_bytes  # what persists in pages is a part of the image by itself
+                at = self.program.heap_bytes  # persistent values in pages are a separate part of the image
             if start - at >= ALIGN_BYTES:
                 raise ProgramError(
                     f"symbol {name} persists from byte {start} on, far from what persists before it, up to {at}"
@@ -119,7 +116,7 @@ class Storage(Form):
             raise ProgramError(f"block {block.name} ends at {ends[0]}, its members at {ends[1]}")
 
     def check_padding(self) -> None:
-        """What lies between members of a block is nobody's."""
+        """The gaps between members of a block belong to no symbol."""
         gaps = sorted(self.gaps)
         starts, reach = [start for start, _, _ in gaps], [*accumulate(((stop, name) for _, stop, name in gaps), max)]
         for s, (_, size) in zip(self.program.symbols, self.sizes):

@@ -1,4 +1,4 @@
-"""Rows together: reads find what they mean to, and no worker meets another's write."""
+"""Checks across rows: reads find the intended values, and no worker meets another's write."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NoReturn
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
-from calcvm.vm.program.documents import check_info
 from calcvm.vm.program.encoding import FLAG_PHASES, FLAG_SYNC
+from calcvm.vm.program.verify.facts import check_info
 from calcvm.vm.program.verify.row import Access, Rows
 
 
 class Shadow:
-    """Which symbol last wrote each byte, as disjoint intervals in order."""
+    """The symbol that last wrote each byte, as ordered, disjoint intervals."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -36,7 +36,7 @@ class Shadow:
         self.starts[i:j], self.stops[i:j], self.owners[i:j] = starts, stops, owners
 
     def foreign(self, start: int, stop: int, owner: int) -> tuple[int, int] | None:
-        """The first cell of [start, stop) that ``owner`` did not write last, and who did (-1: nobody)."""
+        """The first cell of [start, stop) that ``owner`` did not write last, and its last writer (-1: none)."""
         i, cell = bisect_right(self.stops, start), start
         while cell < stop:
             if i == len(self.starts) or self.starts[i] > cell:
@@ -49,10 +49,10 @@ class Shadow:
 
 
 class Together(Rows):
-    """Rows of a path follow each other, and values that are kept share cells with none."""
+    """The sequence of a path's rows is valid, and kept values share no cells."""
 
     def check(self) -> None:
-        """All there is to prove (ProgramError: the first thing wrong)."""
+        """Run all checks (ProgramError: the first error)."""
         self.check_form()
         self.check_sections()
         self.check_zones()
@@ -71,7 +71,7 @@ class Together(Rows):
                     self.check_dataflow(span, largest=False)
 
     def check_kept_apart(self) -> None:
-        """Values that are kept, or that several paths use, share cells with none at any time."""
+        """Values that are kept, or that several paths use, share no cells at any time."""
         p = self.program
         self.kept = [s.kept for s in p.symbols]
         users: list[str | None] = [None] * len(p.symbols)
@@ -88,7 +88,7 @@ class Together(Rows):
             for i, s in enumerate(p.symbols)
             if not s.members and self.sizes[i][1]
         )
-        last: tuple[int, int] = (0, -1)  # end and index of what reaches farthest so far, of all symbols
+        last: tuple[int, int] = (0, -1)  # end and index of the symbol that reaches farthest so far
         last_kept: tuple[int, int] = (0, -1)
         for start, stop, i in ordered:
             other = last if self.kept[i] else last_kept
@@ -102,7 +102,7 @@ class Together(Rows):
                 last_kept = max(last_kept, (stop, i))
 
     def check_needs(self) -> None:
-        """What a path reads and does not compute is what ``info`` says it needs, in whatever shape."""
+        """A path reads only values that it computes, or that ``info`` lists as its needs, in any shape."""
         p = self.program
         if not p.info.get("paths"):
             return
@@ -142,7 +142,7 @@ class Together(Rows):
                         shadow.write(start, stop, owner)
 
     def cells(self, a: Access, largest: bool) -> list[tuple[int, int, int]]:
-        """[start, stop) and symbol of what an access touches; a block's members by themselves."""
+        """[start, stop) and symbol of an access; for a block, those of its members."""
         stop = a.start + (a.last if largest else a.first)
         symbols = self.program.symbols
         if not symbols[a.symbol].members:
@@ -155,14 +155,14 @@ class Together(Rows):
         return out
 
     def check_barriers(self, span: range) -> None:
-        """Between two barriers, no worker reads or writes what another one writes."""
+        """Between two barriers, no worker reads or writes cells that another worker writes."""
         if not self.decoded[span[-1]][0][1] & FLAG_SYNC:
             self.fail(span[-1], "the last row of a path must be followed by a barrier")
         group: list[Access] = []
         for i in span:
             group += self.accesses[i]
             if self.decoded[i][0][1] & FLAG_PHASES and self.patched.get(i, {}).get(0, Affine(0, 2)).at(1) > 1:
-                self.check_group(group)  # all meet inside the row
+                self.check_group(group)  # all workers meet inside the row
                 group = [*self.accesses[i]]
             if self.decoded[i][0][1] & FLAG_SYNC:
                 self.check_group(group)

@@ -1,1 +1,1 @@
-"""The VM on a GPU: programs as PTX, the driver that runs them, and a stand-in for it."""
+"""The VM on a GPU: programs as PTX, the driver, and a stand-in for the driver."""

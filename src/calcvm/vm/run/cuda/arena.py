@@ -1,4 +1,4 @@
-"""Small pieces of device memory, each with its image in page-locked host memory."""
+"""Small pieces of device memory, each with a copy in page-locked host memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calcvm.vm.run.pieces import Pieces, Shared
 
 
 class Piece(Shared):
-    """Cells that both sides write: ``array`` on the host, ``address`` on the device."""
+    """Cells written by both sides: ``array`` on the host, ``address`` on the device."""
 
     def __init__(self, array: np.ndarray, address: int, give: Callable[[], None]):
         super().__init__(array, address)
@@ -25,7 +25,7 @@ class Piece(Shared):
 class Arena:
     """Chunks of memory on both sides, cut into pieces.
 
-    allocate : a function of bytes that gives device memory.
+    allocate : a function from bytes to the address of new device memory.
     """
 
     def __init__(self, driver: Driver, allocate: Callable[[int], int], chunk_bytes: int):
@@ -38,7 +38,7 @@ class Arena:
         self._chunks.append((Pieces(size), self._driver.pinned(size), self._allocate(size)))
 
     def take(self, shape: Any, dtype: Any) -> Piece:
-        """A piece, all 0 on the host."""
+        """A piece, zeroed on the host."""
         nbytes = max(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize, 1)
         while True:
             for pieces, host, address in self._chunks:

@@ -1,8 +1,9 @@
-"""Programs as PTX: the VM's loop of an entry, the kernels of the rows that a program uses, and what these call, each compiled once.
+"""Programs as PTX: an entry's VM loop, the kernels of the program's rows, and the functions they call, each compiled once.
 
-A kernel of all rows would take as many registers as the hungriest; so a program's PTX has what it uses and no more.  It is put
-together of texts, a function each, that lie in the user's cache: a new program compiles what no program had.  Of a transformer
-that shares 37 of its 39 rows with one before, PTX takes 2 s of a core instead of 34.  Compiling needs no GPU and no driver.
+A kernel for all rows would need the registers of the most demanding one, so a program's PTX has only the rows that it uses.  It
+is joined from one text per function, and these are in the user's cache: a new program compiles only functions that no earlier
+program had.  For a transformer that shares 37 of its 39 rows with an earlier program, PTX takes 2 s of a core instead of 34.
+Compiling needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from calcvm.vm.run.cuda import loop
 MAGIC = b"calcvm ptx 1\n"
 ARGUMENTS = {"rows": 1, "rounds": 1, "fleet": 1, "row": 3, "bring": 1, "hand_over": 1}  # 64-bit integers
 WITHOUT_ROWS = ("bring", "hand_over")  # the same for every program
-DISPATCH = "dispatch"  # what an entry calls for a row: of each program its own
+DISPATCH = "dispatch"  # the function that an entry calls for a row; each program has its own
 HEAPS = {"float32": _cuda.f32_at, "float64": _cuda.f64_at}
 
 
 @dataclass(frozen=True)
 class Target:
-    """What PTX is specialized for.
+    """The parameters that PTX is specialized for.
 
-    threads : of a block.  blocks : that must fit one multiprocessor at once, which bounds their registers.
-    precision : of matrix products, "float32" or "tf32".
+    threads : threads per block.  blocks : number that must fit one multiprocessor at once, which bounds their registers.
+    precision : "float32" or "tf32", for matrix products.
     """
 
     cc: tuple[int, int] = (9, 0)
@@ -41,13 +42,13 @@ class Target:
     precision: str = "float32"
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory per block."""
         return _cuda.SCRATCH_AT + scratch_bytes(self.threads, itemsize)
 
 
 # ---------------------------------------------------------------- functions
 def functions(names: Iterable[str], dtype: str) -> dict[str, Callable]:
-    """The VM's entries for a set of rows, as Python functions that the simulator runs."""
+    """The VM's entries for a set of rows, as Python functions for the simulator."""
     rows = {code: kernel.bound for code, kernel in _rows(names).items()}
 
     def run(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
@@ -58,7 +59,7 @@ def functions(names: Iterable[str], dtype: str) -> dict[str, Callable]:
 
 @cache
 def _compiled_functions(dtype: str) -> dict[str, Callable]:
-    """The same for the compiler, of no rows: they call a function of another text."""
+    """The same for the compiler, without rows: they call a function from another text."""
 
     @external(DISPATCH, row_call)
     def run(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
@@ -68,7 +69,7 @@ def _compiled_functions(dtype: str) -> dict[str, Callable]:
 
 
 def number(name: str) -> int:
-    """What stands for a row's name in word 0 of rows on the device: the same in every program, so that they share kernels."""
+    """The number of a row's name in word 0 of rows on the device: the same in every program, so that programs share kernels."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
 
 
@@ -80,11 +81,11 @@ def _rows(names: Iterable[str]) -> dict[int, Kernel]:
 
 # ---------------------------------------------------------------- PTX
 def ptx(entry: str, names: Iterable[str], dtype: str, target: Target) -> str:
-    """PTX of one entry, of pieces from the cache or compiled; its kernel is called ``calcvm_ENTRY``."""
+    """PTX of one entry, joined from cached or newly compiled pieces; its kernel is called ``calcvm_ENTRY``."""
     rows = {} if entry in WITHOUT_ROWS else {k: kernel.routine for k, kernel in _rows(names).items()}
     known = {routine.symbol(dtype): routine for routine in (*ROUTINES.values(), *rows.values())}
     choice = symbol_of(DISPATCH, dtype)
-    found: dict[str, Piece] = {}  # in an order in which each comes after what it calls
+    found: dict[str, Piece] = {}  # in an order in which each function follows those that it calls
 
     def add(symbol: str, made: Piece) -> None:
         for need in made.needs:
@@ -98,7 +99,7 @@ def ptx(entry: str, names: Iterable[str], dtype: str, target: Target) -> str:
 
 
 def _entry(entry: str, dtype: str, target: Target) -> Piece:
-    """An entry with the VM's loop, for any rows."""
+    """An entry with the VM's loop, independent of the rows."""
     name, signature = f"calcvm_{entry}", (_cuda.types.int64,) * ARGUMENTS[entry]
     how = dtype, target.threads, target.blocks
     return _kept(
@@ -112,7 +113,7 @@ def _entry(entry: str, dtype: str, target: Target) -> Piece:
 
 
 def _routine(routine: Routine, dtype: str, cc: tuple[int, int]) -> Piece:
-    """A row's kernel, or what several call."""
+    """A row's kernel, or a function that several kernels call."""
     name = routine.symbol(dtype)
     return _kept(
         name,
@@ -123,13 +124,13 @@ def _routine(routine: Routine, dtype: str, cc: tuple[int, int]) -> Piece:
 
 
 def _specialized(text: str, target: Target) -> str:
-    """Threads of a block and precision as constants: what depends on them folds away when the driver assembles it."""
+    """Insert threads per block and precision as constants: dependent code is folded when the driver assembles it."""
     return text.replace("%ntid.x", str(target.threads)).replace("%envreg0", str(int(target.precision == "tf32")))
 
 
 # ---------------------------------------------------------------- the cache
 def _kept(name: str, cc: tuple[int, int], made_of: str, compiled: Callable[[], str]) -> Piece:
-    """A function's piece from the cache, or compiled and kept there by all that it is made of."""
+    """A function's piece, from the cache or compiled and cached there, keyed by everything it is made of."""
     digest = hashlib.sha256(f"{name} {made_of}".encode()).hexdigest()[:24]
     path = _native.cache_root() / "ptx" / f"{name[:100]}-{digest}.sm_{cc[0]}{cc[1]}.ptx"
     stored = _native.fetch(path, MAGIC)
@@ -141,7 +142,7 @@ def _kept(name: str, cc: tuple[int, int], made_of: str, compiled: Callable[[], s
 
 @cache
 def _sources(modules: tuple[str, ...]) -> str:
-    """A digest of what compiled code depends on: modules of calcvm with all that they import, and the compiler."""
+    """A digest of the sources of compiled code: modules of calcvm with all their imports, and the compiler's versions."""
     digest = hashlib.sha256(repr([_native.version_of(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
     for name, (text, _) in sorted(_native.closure(modules).items()):
         digest.update(name.encode() + text)

@@ -1,8 +1,8 @@
-"""What a step costs on a GPU, by a model of few figures: it chooses how a program is run, and by how many blocks.
+"""Cost model of a step on a GPU, with few parameters: it chooses how a program runs, and with how many blocks.
 
-A row is bound by the latency of its own chain of loads, by arithmetic, or by memory.  In a grid, blocks that
-share a row must meet where the plan has a barrier, and a multiprocessor runs few threads, so that it has few
-loads in flight; as launches of a CUDA graph every row has the whole device, and costs a launch.
+A row is bound by the latency of its chain of loads, by arithmetic, or by memory.  In a grid, blocks that share a row must meet at
+the plan's barriers, and a multiprocessor runs few threads, so it has few loads in flight.  With a CUDA graph, each row is a
+launch that can use the whole device, but the launch has a cost.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MODES = ("grid", "graph", "fleet")
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one GPU.  The defaults are an H200's published rates and figures others report; `bench gpu` measures one's own."""
+    """Figures of one GPU.  The defaults are an H200's published rates and reported values; `bench gpu` measures the actual GPU."""
 
     name: str = "assumed: NVIDIA H200"
     multiprocessors: int = 132
-    flops: float = 67e12  # of float32 a second
-    bandwidth: float = 4.3e12  # bytes read and written a second, by a copy
-    row: float = 0.6e-6  # seconds that the shortest row takes a block
-    barrier: float = 1.2e-6  # of all multiprocessors
-    node: float = 1.3e-6  # of a CUDA graph
-    product: float = 0.7  # of `flops` that matrix products reach
-    grid_memory: float = 0.35  # of `bandwidth` that a grid of one block a multiprocessor reaches
+    flops: float = 67e12  # float32 operations per second
+    bandwidth: float = 4.3e12  # bytes read and written per second, by a copy
+    row: float = 0.6e-6  # seconds of the shortest row, per block
+    barrier: float = 1.2e-6  # across all multiprocessors
+    node: float = 1.3e-6  # per node of a CUDA graph
+    product: float = 0.7  # fraction of `flops` that matrix products reach
+    grid_memory: float = 0.35  # fraction of `bandwidth` that a grid with one block per multiprocessor reaches
     graph_memory: float = 0.85
 
     def save(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class Figures:
 
     @classmethod
     def load(cls, path: Path) -> Figures:
-        """The figures of a file that `save` wrote; the defaults where there is none, or another version's."""
+        """The figures from a file that `save` wrote; the defaults if it is missing or from another version."""
         try:
             known = json.loads(path.read_text())
             return cls(**{f.name: known[f.name] for f in fields(cls)})
@@ -59,7 +59,7 @@ def seconds(
     blocks: int,
     figures: Figures,
 ) -> float:
-    """Time of a run of the path that takes longest."""
+    """Time of the slowest path."""
     share = min(blocks / figures.multiprocessors, 1.0)
     memory = figures.graph_memory if mode == "graph" else figures.grid_memory
     totals = dict.fromkeys((s.path for s in statements), 0.0)
@@ -77,12 +77,12 @@ def seconds(
 
 
 def candidates(multiprocessors: int) -> list[int]:
-    """Numbers of blocks worth trying: halves of the device, down to one."""
+    """Numbers of blocks worth trying: the device's multiprocessors, repeatedly halved down to one."""
     return sorted({max(multiprocessors >> k, 1) for k in range(9)})
 
 
 def choose(plan: Any, figures: Figures, mode: str | None = None, blocks: int | None = None) -> tuple[str, int]:
-    """The cheapest way to run a plan, of those that ``mode`` and ``blocks`` leave open: mode and thread blocks."""
+    """The cheapest way to run a plan within the given ``mode`` and ``blocks``: mode and number of thread blocks."""
     modes = ("grid", "graph") if mode is None else (mode,)
     if mode == "fleet":
         return mode, 1

@@ -1,7 +1,7 @@
-"""`Cuda`: a GPU as a device of calcvm, which runs jobs of the VM, in one of three ways.
+"""`Cuda`: a GPU as a device of calcvm.  It runs jobs of the VM in one of three ways, with the same bits.
 
-*grid*: one kernel walks the rows of a job; its blocks meet where the plan has a barrier.  *fleet*: a block a
-model.  *graph*: a launch a row, recorded once and then launched as a whole.  Each gives the same bits.
+*grid*: one kernel runs all rows of a job; its blocks meet at the plan's barriers.  *fleet*: one block per model.
+*graph*: one launch per row; the launches are recorded once, and then launched as one graph.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from calcvm.vm.run.cuda.cost import Figures
 from calcvm.vm.run.cuda.driver import Driver, Launch
 from calcvm.vm.run.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS, round_of, rows_of
 
-SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: a simulated device takes the place of a GPU
-PATIENCE_SECONDS = 20  # a block waits so long for the others, then the launch is given up
-CAPABILITIES = (8, 0), (9, 0)  # the oldest that runs, the newest that is compiled for
+SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: use a simulated device instead of a GPU
+PATIENCE_SECONDS = 20  # the time a block waits for the others before the launch is given up
+CAPABILITIES = (8, 0), (9, 0)  # the oldest that runs, the newest compile target
 CHUNK_BYTES = 1 << 16
-ROW_COPIES = 4  # of a program's rows, patched for a batch, that its tables have room for
+ROW_COPIES = 4  # number of copies of a program's rows, each patched for a batch, in one allocation
 KEPT_GRAPHS = 64
-RESERVED_BYTES = 256 << 20  # of the device, that data sets leave free: for code, and for other processes
-# Threads of a block that has a model alone, and blocks of a multiprocessor.  With 6 blocks a thread has 168 registers; with 8 it has
-# 128, and NVIDIA's assembler takes 36 s for the paper's network, not 7 (CUDA 13.0).
+RESERVED_BYTES = 256 << 20  # device memory that data sets leave free, for code and for other processes
+# Threads of a block that runs one model, and blocks per multiprocessor.  With 6 blocks a thread has 168 registers.  With 8 it has
+# 128, and NVIDIA's assembler takes 36 s for the paper's network instead of 7 (CUDA 13.0).
 FLEET_THREADS, FLEET_BLOCKS = 64, 6
-WIDE_BLOCKS = 2  # of a multiprocessor, of a row's own launch that is no matrix product
+WIDE_BLOCKS = 2  # per multiprocessor, for the launch of a row that is no matrix product
 
-# The box: words that a launch is given and gives back.
+# The box: words that a launch gets and returns.
 CONTROL, JOB = 0, CONTROL_BYTES // 8
 FLEET = JOB + layout.TASK_WORDS
 SELF = FLEET + layout.FLEET_WORDS  # the address of the job, as a table of one task
 BOX_WORDS = SELF + 1
-PROCESS_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # what the first program of a process takes beside its own
+PROCESS_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # device memory that the first program of a process takes in addition
 
 
 def table_bytes(n_rows: int, n_words: int) -> int:
-    """Device memory of a program's rows, each of so many words."""
+    """Device memory of a program's rows, with ``n_words`` words each."""
     return 8 * n_words * ROW_COPIES * n_rows
 
 
 class Kernels:
-    """What a program's models share on the device: its instructions, and room for its rows."""
+    """The data that a program's models share on the device: its instructions, and room for its rows."""
 
-    address = 0  # no table of kernels: dispatch is compiled
+    address = 0  # there is no table of kernels: dispatch is compiled
 
     def __init__(self, device: Cuda, program: Any):
         self.names = tuple(name for name, _ in program.instructions)
@@ -67,10 +67,10 @@ class Kernels:
         self.dtype, self.itemsize, self.rows = program.dtype, program.itemsize, program.rows
         self.graphs: dict[Any, int] = {}
         self._device = device
-        self._places: list[int] = []  # for copies of the rows: addresses that are free
+        self._places: list[int] = []  # free addresses for copies of the rows
         self._room = 0, 0
         self._free_room: Any = None
-        self.staged: np.ndarray | None = None  # the feeds of the last pass whose samples waited there
+        self.staged: np.ndarray | None = None  # the feeds of the last pass with staged samples
         self._grow()
 
     def _grow(self) -> None:
@@ -80,7 +80,7 @@ class Kernels:
         self._places += range(start, start + nbytes, max(nbytes // ROW_COPIES, 1))
 
     def room(self, nbytes: int) -> int:
-        """Device address of memory where samples wait for their round."""
+        """Device address of a buffer for staged samples."""
         if nbytes > self._room[1]:
             if self._free_room is not None:
                 self._free_room()
@@ -90,7 +90,7 @@ class Kernels:
         return self._room[0]
 
     def place(self, rows: np.ndarray) -> int:
-        """Device address of a copy of rows, kept while the array is."""
+        """Device address of a copy of rows, valid while the array lives."""
         if not self._places:
             self._grow()
         address = self._places.pop()
@@ -104,11 +104,11 @@ class Kernels:
 class Cuda:
     """One GPU, for the whole process.
 
-    driver : of the GPU, or of a simulated one (``compiled`` False: kernels are Python functions then).
-    allocated_bytes, allocations : device memory that is held now; how often any was asked for.
-    jobs : how many were run.
-    reserved_bytes : device memory that data sets leave free; one that does not fit is read from the host.
-    context_bytes : what the driver took for itself and other processes for theirs, when this was made.
+    driver : of the GPU, or of a simulated one (``compiled`` is False then: kernels are Python functions).
+    allocated_bytes, allocations : device memory now held; number of allocations so far.
+    jobs : number of jobs so far.
+    reserved_bytes : device memory that data sets leave free; a data set that does not fit is read from the host.
+    context_bytes : memory of the driver and of other processes when this object was created.
     """
 
     name = "cuda"
@@ -120,7 +120,7 @@ class Cuda:
         if driver.compute_capability < CAPABILITIES[0]:
             raise DeviceError(
                 f"{driver.name} has compute capability {driver.compute_capability}, {CAPABILITIES[0]} or later is needed: "
-                "take device='cpu'"
+                "use device='cpu'"
             )
         self.driver, self.compiled = driver, compiled
         self.threads, self.fleet_threads = threads, fleet_threads
@@ -134,27 +134,27 @@ class Cuda:
         self.shared_pieces = Arena(driver, self.allocate, CHUNK_BYTES)
         self._constants = Arena(driver, self.allocate, CHUNK_BYTES)
         self._known: dict[bytes, weakref.ref[Piece]] = {}
-        self._owned: dict[int, list] = {}  # what is kept for an array of the caller's, by its id
+        self._owned: dict[int, list] = {}  # objects kept for an array of the caller's, by its id
         self._outputs: dict[int, tuple[int, int]] = {}  # by the array's id: device address, bytes
         self._box, self._box_address = driver.pinned(8 * BOX_WORDS).view(np.int64), self.allocate(8 * BOX_WORDS)
         self._modules: dict[Any, tuple[int, int]] = {}
-        self._far: set[int] = set()  # addresses of data sets in the host's memory
-        self.with_job: list[tuple[np.ndarray, int]] = []  # what the next job's end also copies: array, device address
-        self._table: tuple[int, int] = (0, 0)  # of a fleet's tasks: address, bytes
+        self._far: set[int] = set()  # addresses of data sets in host memory
+        self.with_job: list[tuple[np.ndarray, int]] = []  # copies at the end of the next job: array, device address
+        self._table: tuple[int, int] = (0, 0)  # for a fleet's tasks: address, bytes
 
     @property
     def n_workers(self) -> int:
-        """Blocks that the device has room for, of a fleet's: of each multiprocessor some."""
+        """Number of a fleet's blocks that the device runs at once."""
         return self.driver.multiprocessors * FLEET_BLOCKS
 
     @property
     def figures_path(self) -> Any:
-        """Where figures of this GPU are kept, once measured."""
+        """The file for measured figures of this GPU."""
         return cache_root() / "gpus" / f"{self.driver.name.replace(' ', '-')}.json"
 
     # ------------------------------------------------------------ memory
     def allocate(self, nbytes: int) -> int:
-        """Device memory (PlanError: it has not as much, with the bytes needed and free)."""
+        """Device memory (PlanError, with the bytes needed and free: it is too small)."""
         with self.lock:
             address = self.driver.alloc(nbytes)
             self.allocated_bytes += nbytes
@@ -171,7 +171,7 @@ class Cuda:
         return kernels.place(rows)
 
     def constant(self, array: np.ndarray) -> int:
-        """Device address of a copy of an array that nobody changes, kept while the array is; equal ones share one."""
+        """Device address of a copy of a constant array, valid while the array lives; equal arrays share a copy."""
         content = np.ascontiguousarray(array).tobytes()
         known = self._known.get(content)
         piece = known() if known else None
@@ -184,21 +184,21 @@ class Cuda:
         return piece.address
 
     def shared(self, elems: int, dtype: Any = np.float64) -> Piece:
-        """Cells that both sides write: the device sees the host's when a job begins, the host the device's when it ends."""
+        """Cells for both sides: the device sees the host's writes when a job begins, the host the device's when it ends."""
         return self.shared_pieces.take(elems, dtype)
 
     def samples(self, array: np.ndarray) -> int:
-        """Device address of a data set: of a copy, or where it does not fit, of the array itself, page-locked."""
+        """Device address of a data set: a copy, or, if that does not fit, the array itself, page-locked."""
         held = next((x for x in self._owned.get(id(array), ()) if isinstance(x, DataSet)), None)
         if held is None:
             held = DataSet(self, array)
             self._keep(array, held)
-        elif held.resident and held.jobs != self.jobs:  # the array may have changed since it was used
+        elif held.resident and held.jobs != self.jobs:  # the array may have changed since its last use
             held.copy(self, array)
         return held.address
 
     def output(self, array: np.ndarray) -> int:
-        """Device address of as much memory as an array has; `collect` copies it back."""
+        """Device address of memory for an array's bytes; `collect` copies them back."""
         address = self.allocate(array.nbytes)
         self._outputs[id(array)] = address, array.nbytes
         weakref.finalize(array, self._forget, id(array)).atexit = False
@@ -208,25 +208,25 @@ class Cuda:
         self.free(*self._outputs.pop(output))
 
     def collect(self, *outputs: np.ndarray) -> None:
-        """Copy what was delivered to outputs; shared pieces come back with each job."""
+        """Copy the device's results to outputs; shared pieces are copied with each job."""
         with self.lock:
             for array in outputs:
                 self.driver.to_host(array.reshape(-1), self._outputs[id(array)][0], self.stream)
             self.driver.synchronize(self.stream)
 
     def _keep(self, array: np.ndarray, what: Any) -> None:
-        """Keep something while the caller's array lives."""
+        """Keep an object alive as long as the caller's array."""
         if id(array) not in self._owned:
             weakref.finalize(array, self._owned.pop, id(array), None).atexit = False
         self._owned.setdefault(id(array), []).append(what)
 
     # ------------------------------------------------------------ programs
     def prepare(self, program: Any) -> Kernels:
-        """What a program's models share; nothing is compiled before it runs."""
+        """The data that a program's models share; nothing is compiled before the program runs."""
         return Kernels(self, program)
 
     def function(self, entry: str, names: Iterable[str], dtype: str, target: build.Target) -> tuple[int, int]:
-        """A kernel for rows of these names, and how many of its blocks one multiprocessor runs at once."""
+        """A kernel for rows with these names, and the number of its blocks that one multiprocessor runs at once."""
         key = entry, tuple(names), dtype, target
         found = self._modules.get(key)
         if found is None:
@@ -250,10 +250,10 @@ class Cuda:
 
     # ------------------------------------------------------------ jobs
     def prepare_task(self, job: np.ndarray, loaded: Any) -> None:
-        """Nothing: a job's words that are the device's own are set when it runs."""
+        """Do nothing: the device's words of a job are set when it runs."""
 
     def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Any) -> None:
-        """Run a job of one model (see `calcvm.vm.run.device.Device`)."""
+        """Run a job for one model (see `calcvm.vm.run.device.Device`)."""
         with self.lock:
             box, rows = self._box, loaded.kernels
             box[:FLEET] = 0
@@ -271,7 +271,7 @@ class Cuda:
                 if rows.mode != "graph":
                     box[JOB + layout.STAGED] = self._staged(job, rows)
                 if box[JOB + layout.PART] == 0 or box[JOB + layout.PART] == box[JOB + layout.PARTS]:
-                    box[JOB + layout.REACHED] = job[layout.FIRST] + job[layout.COUNT]  # when it comes back
+                    box[JOB + layout.REACHED] = job[layout.FIRST] + job[layout.COUNT]  # the value after the job
             if code != "run_rows":
                 self.shared_pieces.send(self.stream)
             self._send_box()
@@ -285,11 +285,11 @@ class Cuda:
     def run_fleet(
         self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Any]
     ) -> None:
-        """A turn of ``rounds`` * ``laps`` rounds for each task, a block a model, all in one launch."""
+        """A turn of ``rounds`` * ``laps`` rounds for each task, with one block per model, in one launch."""
         all_kernels = list({id(b): b.kernels for b in loaded}.values())
         names = sorted({name for kernels in all_kernels for name in kernels.names})
         if len({(c.dtype, c.precision) for c in all_kernels}) > 1:
-            raise CalcError("models that train in one launch have one dtype and one precision: take a fleet for each")
+            raise CalcError("models that train in one launch have one dtype and one precision: use a fleet for each")
         with self.lock:
             nbytes = tasks.nbytes + 8 * len(tasks)
             if nbytes > self._table[1]:
@@ -330,14 +330,14 @@ class Cuda:
         self.driver.to_device(self._box_address, self._box, self.stream)
 
     def _fetch_box(self) -> None:
-        """Wait for what was launched."""
+        """Wait for the launched work."""
         wanted, self.with_job = self.with_job, []
         for array, address in (*wanted, (self._box, self._box_address)):
             self.driver.to_host(array, address, self.stream)
         self.driver.synchronize(self.stream)
         if self._box[CONTROL + GAVE_UP]:
             raise DeviceError(
-                f"a grid's blocks waited {PATIENCE_SECONDS} s for each other in vain, and the launch was given up: "
+                f"a grid's blocks waited {PATIENCE_SECONDS} s for each other, and the launch was given up: "
                 "another process may hold the GPU; try mode='graph', or fewer workers"
             )
 
@@ -349,9 +349,9 @@ class Cuda:
         self._grid("rounds", kernels, workers, 1 if self._box[JOB + layout.STAGED] else 0)
 
     def _staged(self, job: np.ndarray, kernels: Kernels) -> int:
-        """Where a feeder block is to bring samples that lie in the host's memory, as feeds; 0 where all are on the device.
+        """The feeds of a feeder block, which brings samples from host memory; 0 if all samples are on the device.
 
-        The feeder reads them over the bus while the workers run the round before.
+        The feeder reads them over the bus while the workers run the previous round.
         """
         feeds = np.zeros((int(job[layout.N_FEEDS]), layout.FEED_WORDS), np.int64)
         self.driver.to_host(feeds, int(job[layout.FEEDS]))
@@ -368,7 +368,7 @@ class Cuda:
         return self.constant(staged)
 
     def _grid(self, entry: str, kernels: Kernels, workers: int, feeders: int) -> None:
-        """One kernel of ``workers`` blocks, or of as many as are resident at once: they wait for each other."""
+        """Launch one kernel of ``workers`` blocks, or of as many as can be resident at once, since they wait for each other."""
         _, resident = self.function(
             entry, kernels.names, kernels.dtype, self._target(kernels.precision, self.threads, 1)
         )
@@ -378,12 +378,12 @@ class Cuda:
         blocks = min(workers, most - feeders) + feeders
         self._job_launch(entry, kernels.names, kernels, blocks, blocks > 1)()
 
-    # ------------------------------------------------------------ blocks of their own
+    # ------------------------------------------------------------ one block per task
     def _task(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
         self._turns(kernels.names, kernels, 1)
 
     def _turns(self, names: Sequence[str], kernels: Kernels, n: int) -> None:
-        """Turns of the fleet in the box, of ``n`` tasks, with a block for each if there is room."""
+        """Run turns of the ``n`` tasks of the fleet in the box, with one block each if there is room."""
         target = self._target(kernels.precision, self.fleet_threads, FLEET_BLOCKS)
         function, resident = self.function("fleet", names, kernels.dtype, target)
         blocks = max(min(n, resident * self.driver.multiprocessors), 1)
@@ -399,7 +399,7 @@ class Cuda:
             self.driver.run_graph(graph, self.stream)
 
     def _rounds_as_graphs(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
-        """A graph a round: its samples, its rows, its results."""
+        """Run one graph per round: its samples, its rows, its results."""
         heap, spans, ends = (
             int(job[layout.HEAP]),
             self._pairs(job, layout.SPANS, layout.N_SPANS),
@@ -420,25 +420,25 @@ class Cuda:
             self.driver.run_graph(self._graph(kernels, key, launches), self.stream)
 
     def _pairs(self, job: np.ndarray, word: int, count: int) -> list[tuple[int, int]]:
-        """A job's spans, which lie on the device."""
+        """A job's spans, read from the device."""
         found = np.zeros(2 * int(job[count]), np.int64)
         self.driver.to_host(found, int(job[word]))
         return [(int(a), int(b)) for a, b in found.reshape(-1, 2)]
 
     def _graph(self, kernels: Kernels, key: Any, make: Callable[[], list[Launch]]) -> int:
-        """The graph of a list of launches, recorded at its first use."""
+        """The graph of a list of launches, recorded at first use."""
         if key not in kernels.graphs:
             if len(kernels.graphs) >= KEPT_GRAPHS:
                 self.driver.free_graph(kernels.graphs.pop(next(iter(kernels.graphs))))
-            launches = make()  # before the recording: it loads modules
-            # a finalizer that frees memory would spoil the recording
+            launches = make()  # before the recording, because it loads modules
+            # a finalizer that frees memory would invalidate the recording
             kernels.graphs[key] = uncollected(lambda: self.driver.graph(self.stream, lambda: _make(launches)))
         return kernels.graphs[key]
 
     def _row_launches(
         self, kernels: Kernels, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
     ) -> list[Launch]:
-        """A launch for each phase of each row, of blocks enough to fill the device."""
+        """A launch for each phase of each row, with enough blocks to fill the device."""
         found = []
         for start, stop in spans:
             for pc in range(start, stop):
@@ -475,7 +475,7 @@ class Cuda:
 
 
 class DataSet:
-    """Samples as the device reads them: a copy in its memory, or page-locked in the host's."""
+    """Samples for the device: a copy in its memory, or page-locked host memory."""
 
     def __init__(self, device: Cuda, array: np.ndarray):
         self.resident = array.nbytes + device.reserved_bytes <= device.driver.memory()[0]
@@ -492,20 +492,20 @@ class DataSet:
         except DeviceError as error:
             if error.lost:
                 raise
-            self._copy = device.driver.pinned(array.nbytes)  # its pages are another array's too, which is locked
+            self._copy = device.driver.pinned(array.nbytes)  # another locked array shares its pages
             self._copy[:] = array.reshape(-1).view(np.uint8)
             self.address = device.driver.device_address(self._copy)
         device._far.add(self.address)
         weakref.finalize(self, device._far.discard, self.address).atexit = False
 
     def copy(self, device: Cuda, array: np.ndarray) -> None:
-        """Bring the copy up to date."""
+        """Update the copy."""
         device.driver.to_device(self.address, array.reshape(-1))
         self.jobs = device.jobs
 
 
 def _unknow(known: dict[bytes, Any], content: bytes, dead: Any) -> None:
-    if known.get(content) is dead:  # not one that took its place
+    if known.get(content) is dead:  # unless another has replaced it
         del known[content]
 
 

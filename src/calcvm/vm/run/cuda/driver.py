@@ -1,8 +1,8 @@
-"""NVIDIA's driver, called by ctypes: memory, streams, events, modules, launches, graphs, and nothing more.
+"""NVIDIA's driver, called through ctypes: memory, streams, events, modules, launches, graphs, and nothing more.
 
-Addresses and handles are integers.  Sizes are bytes.  A stream of 0 is the device's own.  Copies without a stream are done
-on return; they wait for what streams were given before, but not for independent ones.  A `Driver` owns what it gave out
-and frees what is left when it goes.
+Addresses and handles are integers.  Sizes are bytes.  Stream 0 is the device's default stream.  Copies without a stream are
+complete on return; they wait for earlier work on streams, except independent ones.  A `Driver` owns the objects that it
+created, and frees the remaining ones with itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIBRARY = "libcuda.so.1"
 
 _INT, _SIZE, _ADDRESS, _HANDLE = POINTER(c_int), POINTER(c_size_t), POINTER(c_uint64), POINTER(c_void_p)
 _LAUNCH = [c_void_p, *[c_uint] * 7, c_void_p, _HANDLE]
-# Types of the arguments, as in the header cuda.h; the names are those that drivers from CUDA 12 on export.
+# Types of the arguments, as in the header cuda.h; the names are those exported by drivers since CUDA 12.
 FUNCTIONS: dict[str, list[Any]] = {
     "cuInit": [c_uint],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
@@ -76,7 +76,7 @@ FUNCTIONS: dict[str, list[Any]] = {
     "cuGraphDestroy": [c_void_p],
 }
 
-# Results of calls, and the numbers of what is asked for.
+# Results of calls, and numbers of attributes and options.
 OUT_OF_MEMORY, NO_DEVICE = 2, 100
 LOST = {214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911, 999}  # every later call fails as well
 COMPUTE_CAPABILITY, MULTIPROCESSORS = (75, 76), 16
@@ -87,7 +87,7 @@ LOG_BYTES = 1 << 14
 
 
 class _Current(threading.local):
-    """Whose context is current in this thread."""
+    """The owner of this thread's current context."""
 
     owner: object = None
 
@@ -112,12 +112,12 @@ def load_library(name: str = LIBRARY) -> Any:
 
 
 class Driver:
-    """One device, by its primary context, which other libraries of the process share.
+    """One device, through its primary context, which it shares with other libraries of the process.
 
     Parameters
     ----------
     library : object
-        Has the functions of `FUNCTIONS`: `load_library`, or a stand-in (`calcvm.vm.run.cuda.simulated`).
+        Provides the functions in `FUNCTIONS`: `load_library`, or a stand-in (`calcvm.vm.run.cuda.simulated`).
     device : int
         Number of the device.
     """
@@ -136,11 +136,11 @@ class Driver:
         self._device = handle.value
         self._check("cuDevicePrimaryCtxRetain", self._c["cuDevicePrimaryCtxRetain"](context, self._device))
         self._context = context.value or 0
-        self._token = object()  # of this driver, in `_current`
-        self._live: dict[tuple[str, int], None] = {}  # (the function that frees it, what) still to be freed
+        self._token = object()  # identifies this driver in `_current`
+        self._live: dict[tuple[str, int], None] = {}  # objects to be freed: (freeing function, handle)
         self._host: dict[int, tuple[int, int, Any]] = {}  # page-locked: bytes, device address, a registered array
         self._close = weakref.finalize(self, _release, self._c, os.getpid(), self._device, self._context, self._live)
-        self._close.atexit = False  # a process that ends frees all, and other threads may still run
+        self._close.atexit = False  # the end of the process frees everything, and other threads may still run
         self.compute_capability = self._attribute(COMPUTE_CAPABILITY[0]), self._attribute(COMPUTE_CAPABILITY[1])
         self.multiprocessors = self._attribute(MULTIPROCESSORS)
         text = ctypes.create_string_buffer(256)
@@ -149,11 +149,11 @@ class Driver:
 
     @classmethod
     def open(cls, device: int = 0) -> Driver:
-        """A device of NVIDIA's driver (DeviceError: no driver, or no such device)."""
+        """Open a device of NVIDIA's driver (DeviceError: no driver, or no such device)."""
         return cls(load_library(), device)
 
     def close(self) -> None:
-        """Free all that is left; page-locked arrays must not be used any more."""
+        """Free all remaining objects; page-locked arrays must not be used any more."""
         self._token = object()
         self._close()
 
@@ -167,7 +167,7 @@ class Driver:
         self._check(name, self._result(name, *arguments))
 
     def _enter(self) -> None:
-        """Make the context this thread's."""
+        """Make the context current in this thread."""
         if not self._close.alive:
             raise DeviceError("the driver was closed")
         self._check("cuCtxSetCurrent", self._c["cuCtxSetCurrent"](self._context))
@@ -184,11 +184,11 @@ class Driver:
             known = self._c[ask](code, text) == 0 and text.value
             texts.append(known.decode() if known else "unknown")
         lost = code in LOST
-        advice = "; the device is lost to this process: start it anew" if lost else ""
+        advice = "; the device is lost to this process: restart the process" if lost else ""
         raise DeviceError(f"{name}: {texts[0]} ({code}): {texts[1]}{advice}", lost)
 
     def _made(self, name: str, destroyer: str, *arguments: Any) -> int:
-        """The handle that a call makes, noted to be freed."""
+        """The handle that a call creates, recorded for freeing."""
         handle = c_void_p()
         self._call(name, handle, *arguments)
         assert handle.value
@@ -196,7 +196,7 @@ class Driver:
         return handle.value
 
     def _drop(self, destroyer: str, what: int) -> None:
-        """Free something; what a lost device or a closed driver had is gone already."""
+        """Free an object; with a lost device or a closed driver it is gone already."""
         if not self._close.alive:
             return
         if (destroyer, what) not in self._live:
@@ -215,7 +215,7 @@ class Driver:
 
     @property
     def version(self) -> tuple[int, int]:
-        """CUDA's version, the newest that the driver knows."""
+        """The newest CUDA version that the driver supports."""
         value = c_int()
         self._call("cuDriverGetVersion", value)
         return value.value // 1000, value.value % 1000 // 10
@@ -228,7 +228,7 @@ class Driver:
         return free.value, total.value
 
     def alloc(self, n_bytes: int) -> int:
-        """Address of new device memory, a multiple of 256 (PlanError: more than is free; nothing was allocated)."""
+        """Address of new device memory, a multiple of 256 (PlanError: it exceeds the free memory; nothing was allocated)."""
         free, total = self.memory()
         address = c_uint64()
         code = self._result("cuMemAlloc_v2", address, max(n_bytes, 1)) if n_bytes <= free else OUT_OF_MEMORY
@@ -241,13 +241,13 @@ class Driver:
         return address.value
 
     def free(self, address: int) -> None:
-        """Free memory of `alloc`."""
+        """Free memory from `alloc`."""
         self._drop("cuMemFree_v2", address)
 
     def pinned(self, n_bytes: int) -> np.ndarray:
-        """Page-locked host memory as an array of uint8: copied at full speed, and the device reads and writes it.
+        """Page-locked host memory as an array of uint8: copies run at full speed, and the device can read and write it.
 
-        Freed with the last array that shows a part of it (PlanError: the machine has not so much to lock).
+        It is freed with the last array that views it (PlanError: the machine cannot lock that much).
         """
         start = c_void_p()
         code = self._result("cuMemHostAlloc", start, max(n_bytes, 1), HOST_PORTABLE_AND_MAPPED)
@@ -283,7 +283,7 @@ class Driver:
         return address.value
 
     def device_address(self, array: np.ndarray) -> int:
-        """Where the device finds an array of `pinned` or `register`, or a part of one."""
+        """The device address of an array from `pinned` or `register`, or of a part of it."""
         at = array.ctypes.data
         for start, (n_bytes, address, _) in tuple(self._host.items()):
             if start <= at and at + array.nbytes <= start + n_bytes:
@@ -291,7 +291,7 @@ class Driver:
         raise CalcError("the array is not page-locked: register it, or copy it to the device")
 
     def to_device(self, address: int, array: np.ndarray, stream: int | None = None) -> None:
-        """Copy an array to device memory; on a stream, without waiting: it must be kept, and page-locked to overlap."""
+        """Copy an array to device memory; on a stream, without waiting: keep the array, page-locked if the copy is to overlap."""
         self._copy("cuMemcpyHtoD", address, _contiguous(array).ctypes.data, array.nbytes, stream)
 
     def to_host(self, array: np.ndarray, address: int, stream: int | None = None) -> None:
@@ -306,7 +306,7 @@ class Driver:
         if n_bytes:
             if stream is None:
                 self._call(name + "_v2", to, origin, n_bytes)
-                self.synchronize(0)  # the driver's own may return before the device has the bytes
+                self.synchronize(0)  # the driver call may return before the device has the bytes
             else:
                 self._call(name + "Async_v2", to, origin, n_bytes, stream)
 
@@ -321,9 +321,9 @@ class Driver:
 
     # ---------------------------------------------------------------- streams and events
     def stream(self, *, independent: bool = False) -> int:
-        """A new stream: what is given to it runs in order.
+        """A new stream: its work runs in order.
 
-        independent : it and what is given without a stream do not wait for each other.
+        independent : it does not synchronize with work without a stream.
         """
         return self._made("cuStreamCreate", "cuStreamDestroy_v2", STREAM_NON_BLOCKING if independent else 0)
 
@@ -331,21 +331,21 @@ class Driver:
         self._drop("cuStreamDestroy_v2", stream)
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait for a stream, or for all that the device was given."""
+        """Wait for a stream, or for all work of the device."""
         if stream is None:
             self._call("cuCtxSynchronize")
         else:
             self._call("cuStreamSynchronize", stream)
 
     def event(self, *, timing: bool = True) -> int:
-        """A new event; without ``timing`` it is cheaper and `elapsed_ms` refuses it."""
+        """A new event; without ``timing`` it is cheaper, but `elapsed_ms` rejects it."""
         return self._made("cuEventCreate", "cuEventDestroy_v2", 0 if timing else EVENT_DISABLE_TIMING)
 
     def free_event(self, event: int) -> None:
         self._drop("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int = 0) -> None:
-        """The event happens when the stream has done all that it was given so far."""
+        """Record an event that happens when the stream has finished its work so far."""
         self._call("cuEventRecord", event, stream)
 
     def synchronize_event(self, event: int) -> None:
@@ -384,11 +384,11 @@ class Driver:
         return handle.value
 
     def allow_shared(self, function: int, n_bytes: int) -> None:
-        """Let blocks of a kernel have so much dynamic shared memory: what is above 48 KB must be allowed."""
+        """Allow blocks of a kernel this much dynamic shared memory; needed above 48 KB."""
         self._call("cuFuncSetAttribute", function, FUNCTION_MAX_DYNAMIC_SHARED, n_bytes)
 
     def occupancy(self, function: int, threads: int, shared_bytes: int = 0) -> int:
-        """Blocks of so many threads and so much dynamic shared memory that one multiprocessor runs at once."""
+        """Number of blocks, with these threads and dynamic shared memory, that one multiprocessor runs at once."""
         value = c_int()
         self._call("cuOccupancyMaxActiveBlocksPerMultiprocessor", value, function, threads, shared_bytes)
         return value.value
@@ -404,12 +404,12 @@ class Driver:
         stream: int = 0,
         cooperative: bool = False,
     ) -> Launch:
-        """A launch ready to be made by calling it, any number of times; see `Launch`."""
+        """A prepared launch; call it any number of times (see `Launch`)."""
         return Launch(self, function, blocks, threads, arguments, shared_bytes, stream, cooperative)
 
     # ---------------------------------------------------------------- graphs
     def graph(self, stream: int, work: Callable[[], Any]) -> int:
-        """What ``work`` gives to a stream (of `stream`), recorded and not run: one call of `run_graph` runs all of it."""
+        """Record the work that ``work`` submits to a stream (of `stream`) without running it; one `run_graph` runs all of it."""
         self._call("cuStreamBeginCapture_v2", stream, CAPTURE_THREAD_LOCAL)
         template = c_void_p()
         try:
@@ -432,9 +432,9 @@ class Driver:
 
 
 class Launch:
-    """A kernel with its grid and its arguments packed once: calling it costs about a microsecond of Python.
+    """A kernel with its grid and arguments, packed once: a call takes about a microsecond of Python.
 
-    arguments : the kernel's 64-bit integers; what is assigned here counts from the next call on.
+    arguments : the kernel's 64-bit integers; assignments here take effect with the next call.
     """
 
     def __init__(
@@ -474,7 +474,7 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
 
 
 def _release(c: dict[str, Any], pid: int, device: int, context: int, live: dict[tuple[str, int], None]) -> None:
-    """Free what is left; errors tell nothing here.  A forked child has none of it."""
+    """Free the remaining objects and ignore errors.  A forked child owns none of them."""
     if os.getpid() == pid and c["cuCtxSetCurrent"](context) == 0:
         _current.owner = None
         c["cuCtxSynchronize"]()

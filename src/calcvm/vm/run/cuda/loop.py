@@ -1,8 +1,11 @@
-"""The VM on a GPU: what `calcvm.vm.run.loop` does with a team of threads, here with the blocks of a grid.
+"""The VM on a GPU: the counterpart of `calcvm.vm.run.loop`, with the blocks of a grid instead of a team of threads.
 
-Every block walks the same rows.  The words of a job and of a task are those of the CPU (`calcvm.vm.run.job`), its
-addresses are the device's.  These are plain functions of `calcvm.kernels_cuda._cuda`'s facilities, compiled for
-the instructions of a program (`calcvm.vm.run.cuda.build`) or run by the simulator.
+Every block runs the same rows.  A job or a task has the same words as on the CPU (`calcvm.vm.run.job`), with device addresses.
+These are plain functions on top of `calcvm.kernels_cuda._cuda`, compiled for a program's instructions
+(`calcvm.vm.run.cuda.build`) or run by the simulator.
+
+A barrier's counter only grows, so it needs no reset.  If a block waits too long (PATIENCE_NS), it says so in the control block
+and returns, the others follow, and the host raises an error.
 """
 
 from __future__ import annotations
@@ -109,22 +112,22 @@ from calcvm.vm.run.job import (
     TRAPPED,
 )
 
-BYTES, FOURS, EIGHTS = FEED_CELLS.values()  # DTYPE of feeds and drains that are copied as they are
+BYTES, FOURS, EIGHTS = FEED_CELLS.values()  # DTYPE of feeds and drains that are copied unchanged
 
 U = np.uint64
 GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
 
-# Words of a grid's control block, each on a cache line of its own; all are 0 when a launch begins but for PATIENCE_NS.
+# Words of a grid's control block, each on a separate cache line; all but PATIENCE_NS are 0 when a launch begins.
 ARRIVED, STAGED_ROUNDS, TAKEN_ROUNDS, GAVE_UP, PATIENCE_NS = range(0, 40, 8)
 CONTROL_BYTES = 8 * 48
-LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words of the block's own, after two rows
+LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words in the block's shared memory, after two rows
 sum_of = device(formula.sum_of)
 
 
 # ---------------------------------------------------------------- waiting
 @device
 def wait_until(counter, goal, control):
-    """Thread 0 waits until another block has raised ``counter`` to ``goal``; all learn whether it came in time."""
+    """Thread 0 waits until another block has raised ``counter`` to ``goal``; returns in all threads whether it timed out."""
     sync()
     if thread() == 0:
         start, late = now(), 0
@@ -141,7 +144,7 @@ def wait_until(counter, goal, control):
 
 @device
 def meet(control, nw):
-    """Wait for all blocks of the grid; returns 1 where they did not come in time: then the caller returns at once."""
+    """Wait for all blocks of the grid; returns 1 after a timeout: the caller then returns at once."""
     late = 0
     if nw == 1:
         sync()
@@ -166,7 +169,7 @@ def mix(x):
 
 @device
 def permuted(i, n, key):
-    """Place of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` makes of ``key``."""
+    """Position of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` computes from ``key``."""
     bits = bit_length(n - 1)
     mask, half = (U(1) << U(bits)) - U(1), U((bits + 1) // 2)
     rounds = FEW_ROUNDS if bits <= FEW_BITS else MANY_ROUNDS
@@ -185,7 +188,7 @@ def permuted(i, n, key):
 
 @device
 def place(words, i):
-    """Where sample ``i`` of a pass lies in the arrays."""
+    """Index in the arrays of sample ``i`` of a pass."""
     if words[SHUFFLE]:
         i = permuted(i, words[N_SAMPLES], words[KEY])
     if words[INDEX]:
@@ -204,7 +207,7 @@ def convert(n, x, y, start, step):
 
 @device
 def read_array(n, address, dtype, of, y, start, step):
-    """As `convert`, of an array at an address, from its element ``of`` on."""
+    """As `convert`, for an array at an address, from element ``of`` on."""
     if dtype == 0:
         convert(n, at(f32_at(address), of), y, start, step)
     elif dtype == 1:
@@ -219,7 +222,7 @@ def read_array(n, address, dtype, of, y, start, step):
 
 @device
 def copy_cells(n, dtype, address, of, there, to):
-    """The same by all threads, of what is copied as it is, between elements ``of`` and ``to`` of the memory at two addresses."""
+    """As `convert`, by all threads, for unchanged data: from element ``of`` at one address to element ``to`` at another."""
     if dtype == BYTES:
         convert(n, at(u8_at(address), of), at(u8_at(there), to), thread(), threads())
     elif dtype == FOURS:
@@ -230,9 +233,9 @@ def copy_cells(n, dtype, address, of, there, to):
 
 @device
 def fetch_one(words, feed, y, base, lo, hi):
-    """Samples base + lo, ... base + hi - 1 of a pass to rows lo, ... hi - 1 of ``y``."""
+    """Copy samples base + lo, ... base + hi - 1 of a pass to rows lo, ... hi - 1 of ``y``."""
     e = feed[ELEMS]
-    if words[SHUFFLE] == 0 and words[INDEX] == 0:  # one piece of the array
+    if words[SHUFFLE] == 0 and words[INDEX] == 0:  # a contiguous part of the array
         read_array((hi - lo) * e, feed[ADDRESS], feed[DTYPE], (base + lo) * e, at(y, lo * e), thread(), threads())
         return
     width, shift = 1, 0  # lanes that share a sample
@@ -247,7 +250,7 @@ def fetch_one(words, feed, y, base, lo, hi):
 
 @device
 def fetch_cells(words, feed, address, first, base, lo, hi):
-    """The same of what is copied as it is, to elements from ``first`` on of the memory at an address."""
+    """As `fetch_one`, for unchanged data, to elements from ``first`` on of the memory at an address."""
     if feed[DTYPE] == BYTES:
         fetch_one(words, feed, at(u8_at(address), first), base, lo, hi)
     elif feed[DTYPE] == FOURS:
@@ -258,7 +261,7 @@ def fetch_cells(words, feed, address, first, base, lo, hi):
 
 @device
 def fetch(words, h, base, m, w, nw):
-    """Samples base, base + 1, ... of a pass into the placeholders; workers take shares of the batch."""
+    """Copy samples base, base + 1, ... of a pass into the placeholders; workers share the batch."""
     lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_FEEDS]:
@@ -272,7 +275,7 @@ def fetch(words, h, base, m, w, nw):
 
 @device
 def take_staged(words, h, m, w, nw):
-    """The samples that `stage` has brought, into the placeholders."""
+    """Copy the samples that `stage` has brought into the placeholders."""
     lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_FEEDS]:
@@ -288,7 +291,7 @@ def take_staged(words, h, m, w, nw):
 
 @device
 def deliver(words, h, base, m, of_learning, w, nw):
-    """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
+    """Copy a batch's results out, in sample order, and add up weighted scalars."""
     lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_DRAINS]:
@@ -319,7 +322,7 @@ def deliver(words, h, base, m, of_learning, w, nw):
 # ---------------------------------------------------------------- rounds and epochs
 @device
 def round_of(words, k):
-    """Of round ``k`` of a pass: its first sample, its samples, those of its learning batch, whether it ends that."""
+    """Round ``k`` of a pass: its first sample, its size, the size of its learning batch, whether it ends that."""
     n, batch, learning = words[N_SAMPLES], words[BATCH], words[LEARNING]
     per_learning = (learning + batch - 1) // batch
     start = k // per_learning * learning
@@ -331,7 +334,7 @@ def round_of(words, k):
 
 @device
 def rows_of(words, m, of_learning):
-    """Address of the rows that are patched for a round of ``m`` samples."""
+    """Address of the rows patched for a round of ``m`` samples."""
     if m == words[BATCH]:
         return words[ROWS_FULL]
     return words[ROWS_SHORT] if of_learning == words[LEARNING] else words[ROWS_LAST]
@@ -355,7 +358,7 @@ def begin(words):
 
 @device
 def average(words):
-    """The means of a whole pass, to MEANS."""
+    """Write the means of a whole pass to MEANS."""
     sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
     k = 0
     while k < words[N_RESULTS]:
@@ -365,7 +368,7 @@ def average(words):
 
 @device
 def conclude(words):
-    """The first of a whole pass's means; the next ones come behind them."""
+    """The first mean of a whole pass; advances MEANS for the next pass."""
     loss = f64_at(words[MEANS])[0]
     words[MEANS] += 8 * words[N_RESULTS]
     return loss
@@ -373,13 +376,13 @@ def conclude(words):
 
 @device
 def epoch_key(seed, epoch):
-    """`calcvm.vm.memory.epoch.shuffling_key`."""
+    """As `calcvm.vm.memory.epoch.shuffling_key`."""
     return np.int64((U(seed) * GOLDEN + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
 @device
 def end_epoch(words, h):
-    """After an epoch's last round and its judge's: the means, and what they decide; by one thread."""
+    """Finish an epoch after its last round and its judge's, in one thread: take the means, and decide whether to go on."""
     loss = conclude(words)
     words[FIRST] = 0
     words[EPOCH] += 1
@@ -399,27 +402,27 @@ def end_epoch(words, h):
 
 @device
 def as_f64_word(words, k):
-    """A word as the float64 whose bits it holds."""
+    """A word, reinterpreted as float64."""
     return as_f64(at(words, k))
 
 
 @device
 def phases_of(r):
-    """How often a row is run (`calcvm.vm.program.encoding.phases_of`)."""
+    """Number of a row's phases (`calcvm.vm.program.encoding.phases_of`)."""
     return r[HEADER_WORDS] if r[1] & FLAG_PHASES else 1
 
 
 # ---------------------------------------------------------------- entries
 def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
-    """The kernels of a program: functions of one argument, the address of a job (of `row`: heap and row).
+    """The kernels of a program: functions with one argument, the address of a job (`row`: heap, row and phase).
 
-    dispatch(h, r, w, nw, phase) runs a phase of a row by its number.
-    heap_at : address to pointer of the heap's elements.
+    dispatch(h, r, w, nw, phase) runs a phase of a row by the row's number.
+    heap_at : converts an address to a pointer to the heap's elements.
     """
 
     @device
     def ask_for(rows, row_bytes, pc):
-        """Begin to copy a row to the block's shared memory."""
+        """Start to copy a row to the block's shared memory."""
         to, of = at(shared_words(), (pc & 1) * MAX_WORDS), i64_at(rows + pc * row_bytes)
         k = 2 * thread()
         while 8 * k < row_bytes:
@@ -428,7 +431,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
 
     @device(inline=False)
     def run_span(h, rows, row_bytes, start, stop, control, w, nw):
-        """Rows [start, stop); returns 1 where a barrier was given up."""
+        """Run rows [start, stop); returns 1 if a barrier timed out."""
         pc, late = start, 0
         if start < stop:
             ask_for(rows, row_bytes, start)
@@ -456,7 +459,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
 
     @device(inline=False)
     def run_rounds(words, start, count, w, nw):
-        """Rounds [start, start + count) of a pass by ``nw`` workers."""
+        """Run rounds [start, start + count) of a pass with ``nw`` workers."""
         h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
         spans, ends = i64_at(words[SPANS]), i64_at(words[END_SPANS])
         k, late = start, 0
@@ -488,7 +491,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
 
     @device
     def stage(words, start, count):
-        """Work of the feeder, a block beside the workers: the samples of the next round while they run this one."""
+        """The feeder, a block beside the workers: it brings the next round's samples while they run the current one."""
         control = i64_at(words[BARRIER])
         k, late = 0, 0
         while k < count and late == 0:
@@ -510,7 +513,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
 
     @device(inline=False)
     def end_pass(words):
-        """The means of a pass, and what is a function of its totals (`calcvm.vm.run.loop.compute`); by the whole block."""
+        """The means of a pass, and functions of its totals (`calcvm.vm.run.loop.compute`), with the whole block."""
         if thread() == 0:
             average(words)
         sync()
@@ -538,7 +541,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
 
     @device
     def run_turn(words, budget):
-        """Up to ``budget`` rounds of a task by this block alone, through the ends of its epochs."""
+        """Run up to ``budget`` rounds of a task in this block, across the ends of its epochs."""
         h = heap_at(words[HEAP])
         while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
             start = words[FIRST]
@@ -579,7 +582,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
             words[STATUS] = FINISHED
 
     def rows(job):
-        """Rows [START, STOP), STEPS times."""
+        """Run rows [START, STOP), STEPS times."""
         words = i64_at(job)
         h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
         step, late = 0, 0
@@ -589,7 +592,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
             step += 1
 
     def rounds(job):
-        """Rounds [FIRST, FIRST + COUNT) of a pass; where samples are staged, the last block is the feeder."""
+        """Run rounds [FIRST, FIRST + COUNT) of a pass; if samples are staged, the last block is the feeder."""
         words = i64_at(job)
         nw = blocks()
         if words[STAGED]:
@@ -600,7 +603,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
             run_rounds(words, words[FIRST], words[COUNT], block(), nw)
 
     def fleet(job):
-        """A turn of SLICE rounds for each task; blocks take the next task from a queue, and none waits for another."""
+        """Run a turn of SLICE rounds for each task; blocks take tasks from a queue, and do not wait for each other."""
         words = i64_at(job)
         turn = 0
         while turn < words[N_TASKS]:
@@ -613,13 +616,13 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 run_turn(i64_at(i64_at(words[TASKS])[turn]), words[SLICE])
 
     def row(heap, address, phase):
-        """A phase of a row, if it has that at the batch at hand, as a launch of its own."""
+        """Run a phase of a row, if the row has it at the current batch, as a separate launch."""
         h, r = heap_at(heap), i64_at(address)
         if phase < phases_of(r):
             dispatch(h, r, block(), blocks(), phase)
 
     def bring(job):
-        """The samples of round FIRST into the placeholders, as a launch of its own."""
+        """Copy the samples of round FIRST into the placeholders, as a separate launch."""
         words = i64_at(job)
         h = heap_at(words[HEAP])
         base, m, of_learning, _ = round_of(words, words[FIRST])
@@ -628,7 +631,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
             weigh(words, h, np.float64(m) / np.float64(of_learning))
 
     def hand_over(job):
-        """The results of round FIRST, by one block, which then counts the round."""
+        """Deliver the results of round FIRST with one block, which then counts the round."""
         words = i64_at(job)
         base, m, of_learning, _ = round_of(words, words[FIRST])
         deliver(words, heap_at(words[HEAP]), base, m, of_learning, 0, 1)

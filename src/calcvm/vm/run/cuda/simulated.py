@@ -1,8 +1,8 @@
 """A stand-in for NVIDIA's driver library on a machine without a GPU: device memory is host memory, kernels are Python.
 
-`Library` has the C functions that `calcvm.vm.run.cuda.driver` calls, with their arguments and results, so that
-``Driver(Library())`` runs the code that a GPU runs.  Streams run at once and in order; addresses are real ones.  Kernels
-run in the simulator of `calcvm.kernels_cuda`, which sees device memory and page-locked memory and nothing else.
+`Library` has the C functions that `calcvm.vm.run.cuda.driver` calls, with the same arguments and results, so
+``Driver(Library())`` runs the same code as with a GPU.  Streams execute at once and in order; addresses are real.  Kernels
+run in the simulator of `calcvm.kernels_cuda`, which can access only device memory and page-locked memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from calcvm.errors import CalcError
 
-KERNELS: dict[bytes, Callable] = {}  # what `cuModuleLoadDataEx` is given in place of PTX: a kernel of 64-bit integers
+KERNELS: dict[bytes, Callable] = {}  # `cuModuleLoadDataEx` gets a key of it as PTX; arguments are 64-bit integers
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE, INVALID_CONTEXT = 0, 1, 2, 100, 201
 INVALID_PTX, INVALID_HANDLE, NOT_FOUND, ALREADY_REGISTERED, NOT_REGISTERED = 218, 400, 500, 712, 713
@@ -46,11 +46,11 @@ ERRORS = {
     CAPTURE_UNSUPPORTED: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
     CAPTURE_UNMATCHED: ("CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "the capture was not begun in this stream"),
 }
-ALIGN = 256  # of device memory
+ALIGN = 256  # alignment of device memory
 
 
 class Memory:
-    """Allocations by their addresses."""
+    """Allocations by address."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, np.ndarray] = {}  # start: bytes
@@ -63,14 +63,14 @@ class Memory:
         return start
 
     def drop(self, start: int) -> bool:
-        """Whether there was one."""
+        """Drop an allocation; returns whether it existed."""
         if self.blocks.pop(start, None) is None:
             return False
         self._starts.remove(start)
         return True
 
     def find(self, address: int, n_bytes: int) -> np.ndarray | None:
-        """The bytes from an address to its allocation's end, if that has as many."""
+        """The bytes from an address to the end of its allocation, or None if these are fewer than ``n_bytes``."""
         k = bisect_right(self._starts, address)
         if k == 0:
             return None
@@ -92,7 +92,7 @@ class Function:
 
 
 class Capture:
-    """What a stream was given while it was captured, and by which thread."""
+    """The work recorded while a stream was captured, and the capturing thread."""
 
     def __init__(self) -> None:
         self.thread, self.work = threading.get_ident(), list[Callable[[], int]]()
@@ -103,11 +103,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_handles = itertools.count(0x1000, 16)  # never the same twice, in any library
+_handles = itertools.count(0x1000, 16)  # unique across all libraries
 
 
 def _call(fn: Callable | None = None, *, context: bool = True, capture: bool = False) -> Any:
-    """A C function: counted, one at a time, refused by a lost device and, if it needs one, without a ``context``.
+    """Wrap a C function: calls are counted and serialized; they fail on a lost device and, if needed, without a ``context``.
 
     capture : a thread may call it while it captures a stream.
     """
@@ -136,15 +136,15 @@ class Library:
     Parameters
     ----------
     memory_bytes : int
-        The device's memory.
+        Size of the device's memory.
     multiprocessors, blocks : int
-        Multiprocessors, and blocks that each of them runs at once.
+        Number of multiprocessors, and of blocks that each runs at once.
     shared_bytes : int
-        Shared memory that a block may have.
+        Limit of shared memory per block.
     devices : int
-        0 for a machine that has the driver and no device.
+        0 simulates a machine with the driver but no device.
     seed : int
-        Draws the order in which the threads of a launch run.
+        Seed of the order in which the threads of a launch run.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class Library:
         self._calls_left: int | None = None
 
     def lose_after(self, n_calls: int) -> None:
-        """The ``n_calls``-th call from now and all after it fail, as of a device that is lost."""
+        """Let the ``n_calls``-th call from now and all later ones fail, as on a lost device."""
         self._calls_left = n_calls
 
     @property
     def left(self) -> int:
-        """What is still to be freed: allocations, registrations, modules, streams, events, graphs, contexts."""
+        """Number of objects still to be freed: allocations, registrations, modules, streams, events, graphs, contexts."""
         handles = len(self.modules) + len(self.events) + len(self.graphs) + len(self.streams) - 1
         return len(self.device.blocks) + len(self.host.blocks) + handles + self.retained
 
@@ -333,7 +333,7 @@ class Library:
         return SUCCESS
 
     def _cells(self, address: int, n_bytes: int) -> np.ndarray | None:
-        """What the device finds at an address."""
+        """The memory that the device sees at an address."""
         for memory in (self.device, self.host):
             cells = memory.find(address, n_bytes)
             if cells is not None:
@@ -342,11 +342,11 @@ class Library:
 
     # ---------------------------------------------------------------- streams, events, graphs
     def _give(self, stream: int, work: Callable[[], int]) -> int:
-        """Let a stream do something: now, or when the graph that it is recorded for runs."""
+        """Run work on a stream: now, or, during a capture, when the graph runs."""
         if stream not in self.streams:
             return INVALID_HANDLE
         if self.captures and not stream:
-            return CAPTURE_UNSUPPORTED  # the device's own stream would wait for the captured one
+            return CAPTURE_UNSUPPORTED  # the default stream would wait for the captured one
         if stream in self.captures:
             self.captures[stream].work.append(work)
             return SUCCESS
@@ -504,11 +504,11 @@ class Library:
         return self._give(stream, run)
 
     def _at(self, address: int, dtype: Any) -> np.ndarray:
-        """What a kernel finds at an address: elements up to the end of the allocation."""
+        """The memory that a kernel sees at an address: elements up to the end of the allocation."""
         address, size = int(address), np.dtype(dtype).itemsize
         cells = self._cells(address, 1)
         if cells is None:
-            cells = self._cells(address, 0)  # an end: a pointer to nothing, which may not be read
+            cells = self._cells(address, 0)  # an end address: it points to nothing, and cannot be read
         if cells is None:
             raise CalcError(f"address {address:#x} is in no memory of the device")
         if address % size:
@@ -517,7 +517,7 @@ class Library:
 
 
 def _aligned(n_bytes: int) -> np.ndarray:
-    """New memory, all bytes 0xFF: NaN."""
+    """New memory, all bytes 0xFF (NaN)."""
     store = np.full(n_bytes + ALIGN, 0xFF, np.uint8)
     start = -store.ctypes.data % ALIGN
     return store[start : start + n_bytes]
