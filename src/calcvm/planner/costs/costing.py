@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from calcvm import checks
 from calcvm.errors import CalcError
 from calcvm.ops.statement import Lowered, Statement
+from calcvm.ops.types import BYTES
 from calcvm.planner.costs.cache_model import Stateful, Touched, of_rows, touched
 from calcvm.planner.costs.reckoned import of_step, told
 from calcvm.planner.lifetimes import Machine
@@ -74,7 +75,7 @@ class Costing:
             rows = {st.spec.name for st in lowered.statements}
             self._made[team] = self.measured(self.batch, team, self.dtype, self.device, rows)
         else:
-            machine = Machine(8 if self.dtype == "float64" else 4, team, self.device == "cuda")
+            machine = Machine(BYTES[self.dtype], team, self.device == "cuda")
             self._made[team] = told(self.how, lowered, self.batch or 1, machine)
         return self._made[team]
 

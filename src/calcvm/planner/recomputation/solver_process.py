@@ -22,8 +22,6 @@ from calcvm.planner.recomputation.schedule import Pair, RecomputationProblem, Ru
 from calcvm.planner.recomputation.stages import SolverChannel
 from calcvm.record import record
 
-LATE = 0.2  # seconds by which a solver may overrun
-
 
 @record
 class Solver:
