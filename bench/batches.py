@@ -69,7 +69,7 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
         gc.collect()  # the previous model
         before = memory_bytes("VmRSS")
         forget_peak()
-        value = cv.CalcHeap(plan.heap_bytes).load(program, seed=0).step(*data)
+        value = cv.CalcHeap(plan.heap_bytes).create(program, seed=0).step(*data)
         return math.nan if value is None else value, memory_bytes("VmHWM") - before
 
     def fits(batch: int, budget: int, **options: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 import calcvm as cv
 from bench.harness import Result, interleave, number
 from calcvm import nn
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 
 LOADS, TURNS = (0, 1, 2, 5), 7  # busy processes on each core
 TURN_SECONDS, START_SECONDS = 0.04, 0.3  # of a turn on an idle machine; of busy processes before the first turn
@@ -170,7 +170,7 @@ def measure(
     default, one = Case(network, None), Case(network, 1)
     one.epochs = default.epochs = max(2, min(EPOCHS, int(SHORT_SECONDS / one.run("fit", ROUNDS))))
     n, found = {call: repeats(one, call) for call in calls}, {}
-    time.sleep(layout.MOST_PENALTY / 1e9)  # until teams have recovered from the last network's busy processes
+    time.sleep(J.MOST_PENALTY / 1e9)  # until teams have recovered from the last network's busy processes
     for each in loads:
         with busy(each):
             for call in calls:

@@ -82,7 +82,7 @@ def ours(name: str, batch: int, share: float = 1, **reduced: int) -> dict[str, i
     x, y = (np.zeros([s.at(batch) for s in g.variables[v].shape], np.float32) for v in ("input", "target"))
 
     def train() -> Any:
-        model = cv.CalcHeap(plan.heap_bytes).load(program, seed=0)
+        model = cv.CalcHeap(plan.heap_bytes).create(program, seed=0)
         forget_peak()
         for _ in range(STEPS):
             model.step(x, y)

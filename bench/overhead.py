@@ -51,7 +51,7 @@ def plans(graph: Any, options: dict[str, Any]) -> dict[str, Any]:
     for share in SHARES:
         for costs in ("reckoned", "measured"):
             plan = within(graph, share, costs=costs, **options)
-            if plan.again:
+            if plan.recomputed:
                 found[f"{share} {costs}"] = plan
     return found
 
@@ -76,7 +76,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
     target = rng.standard_normal(y).astype(np.float32) if loss == "mse" else rng.integers(0, 10, batch)
     clock = time.thread_time if workers == 1 else time.perf_counter
     programs = {which: cv.compile(graph, plan=plan) for which, plan in found.items()}
-    models = {which: cv.CalcHeap(p.heap_bytes).load(p, seed=0) for which, p in programs.items()}
+    models = {which: cv.CalcHeap(p.heap_bytes).create(p, seed=0) for which, p in programs.items()}
     losses = {which: [model.step(images, target) for _ in range(2)] for which, model in models.items()}
     once = timed(models["free"], images, target, 1, clock)
     steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(1, turns // 5)
@@ -87,7 +87,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
     return {
         which: {
             "bytes": plan.heap_bytes,
-            "again": len(plan.again),
+            "again": len(plan.recomputed),
             "overhead": plan.seconds / plan.seconds_without - 1 if plan.seconds_without else plan.overhead,
             "told": plan.seconds,
             "seconds": min(laps[which]),

@@ -90,7 +90,7 @@ def step_seconds(graph: Any, plan: Any, channels: int, size: int) -> float:
     import calcvm as cv
 
     program = cv.compile(graph, plan=plan)
-    model = cv.CalcHeap(plan.heap_bytes).load(program, seed=0)
+    model = cv.CalcHeap(plan.heap_bytes).create(program, seed=0)
     shapes = ([s.at(plan.batch_size) for s in graph.variables[v].shape] for v in ("input", "target"))
     x, y = (np.zeros(shape, np.float32) for shape in shapes)
     times = []

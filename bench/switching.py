@@ -63,7 +63,7 @@ def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], A
 
     compiled = program(image_bytes)
     heap = cv.CalcHeap(compiled.heap_bytes)
-    models = [heap.load(compiled, seed=i) for i in range(n_models)]
+    models = [heap.create(compiled, seed=i) for i in range(n_models)]
 
     def run(n: int) -> float:
         order = [models[i % n_models] for i in range(n)]
@@ -186,14 +186,14 @@ def many(models: int, switches: int, heap: str) -> dict[str, Any]:
     )
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((32, 16), dtype=np.float32), rng.integers(0, 4, 32)
-    cv.CalcHeap(compiled.heap_bytes).load(compiled).step(x, y)  # first use imports and links: not measured
+    cv.CalcHeap(compiled.heap_bytes).create(compiled).step(x, y)  # first use imports and links: not measured
     imported = memory_bytes("VmRSS")
     with (
         tempfile.TemporaryDirectory() as folder,
         cv.CalcHeap(heap, cv.FileStore(folder, durable=False)) as shared,
     ):
         started = time.perf_counter()
-        there = [shared.load(compiled, seed=i, name=f"model {i}") for i in range(models)]
+        there = [shared.create(compiled, seed=i, name=f"model {i}") for i in range(models)]
         loading = time.perf_counter() - started
         shared.stats.reset()
         resident, started = [], time.perf_counter()

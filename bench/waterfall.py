@@ -96,7 +96,7 @@ def seconds(plan: Any, graph: Any) -> float:
 
     x = np.zeros([n.at(1) for n in graph.variables["input"].shape], np.float32)
     data = x, np.zeros(1, np.int64)
-    model = cv.CalcHeap(plan.heap_bytes).load(cv.compile(graph, plan=plan), seed=0)
+    model = cv.CalcHeap(plan.heap_bytes).create(cv.compile(graph, plan=plan), seed=0)
     best = float("inf")
     for _ in range(STEPS):
         start = time.perf_counter()

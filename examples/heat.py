@@ -83,7 +83,7 @@ def main() -> None:
     steps = 500 if args.quick else args.steps
 
     program = cv.compile(build(steps), batch_size=INSIDE, accumulate=False)
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     print(f"{len(program.rows)} rows, {program.heap_bytes:,} bytes")
     rng = np.random.default_rng(0)
     start = time.perf_counter()

@@ -73,14 +73,14 @@ def check_rows(plan: Any, original: Lowered) -> None:
                 made_of = version_of.get(source, source)
                 if version_of.setdefault(made, made_of) is not made_of:
                     raise Broken(f"{st.label}: {made.name} is a version of two values")
-    for copy, st in plan.again.items():
+    for copy, st in plan.recomputed.items():
         for n, v in copy.operands.items():
             if version_of.setdefault(v, st.operands[n]) is not st.operands[n]:
                 raise Broken(f"{copy.label}: {v.name} is a version of two values")
 
     def member_rows(st: Statement) -> list[tuple]:
         """(what is done to which values, to which versions of them)."""
-        head = (st.path, plan.again.get(st, st).phase, st.spec.name)
+        head = (st.path, plan.recomputed.get(st, st).phase, st.spec.name)
         blocks = {n: v for n, v in st.operands.items() if v in plan.blocks}
         if not blocks:
             own = tuple(st.operands.items())
@@ -97,12 +97,12 @@ def check_rows(plan: Any, original: Lowered) -> None:
         ]
         return [((*head, own), own) for own in members]
 
-    planned = [(row, st in plan.again or pages(st)) for st in plan.statements for row in member_rows(st)]
+    planned = [(row, st in plan.recomputed or pages(st)) for st in plan.statements for row in member_rows(st)]
     wanted = [(row, False) for st in original.statements for row in member_rows(st)]
     once = [repr_row(row) for (row, _), again in planned if not again]
     if sorted(once) != sorted(repr_row(row) for (row, _), _ in wanted):
         raise Broken("rows were lost, added or changed")
-    if any(st.spec is not copy.spec or st.words != copy.words for copy, st in plan.again.items()):
+    if any(st.spec is not copy.spec or st.words != copy.words for copy, st in plan.recomputed.items()):
         raise Broken("what runs again is not what ran before")
     keys = [(original.paths.index(st.path), PHASES.index(st.phase)) for st in plan.statements]
     if keys != sorted(keys):

@@ -44,7 +44,7 @@ def heap_over(store: cv.FileStore) -> cv.CalcHeap:
 
 def train_round(model: cv.Resident, number: int) -> bool:
     """The next round of a model, which depends on its number and the rounds done alone; whether it is committed."""
-    done = model.facts["rounds"]
+    done = model.facts["epochs"]
     rng = np.random.default_rng([number, done])
     n = int(rng.integers(1, BATCH + 1))
     x, y = rng.standard_normal((4 * n, N_INPUTS)), rng.integers(0, N_CLASSES, 4 * n)
@@ -60,7 +60,7 @@ def train_round(model: cv.Resident, number: int) -> bool:
             model.end_round("learn")
     else:
         model.step(x[:n], y[:n])
-    model.facts["rounds"] += 1
+    model.facts["epochs"] += 1
     return False
 
 
@@ -79,7 +79,7 @@ def train_forever(folder: str, durable: bool, seed: int) -> None:
     def commit(number: int) -> None:
         models[number].commit()
         waiting.discard(number)
-        tell(COMMITTED, number, models[number].facts["rounds"])
+        tell(COMMITTED, number, models[number].facts["epochs"])
 
     for number in range(MODELS):
         name = f"model {number}"
@@ -93,9 +93,9 @@ def train_forever(folder: str, durable: bool, seed: int) -> None:
         number = int(rng.integers(MODELS))
         if number in waiting:
             commit(number)
-        tell(BEGIN, number, models[number].facts["rounds"] + 1)
+        tell(BEGIN, number, models[number].facts["epochs"] + 1)
         if train_round(models[number], number):
-            tell(COMMITTED, number, models[number].facts["rounds"])
+            tell(COMMITTED, number, models[number].facts["epochs"])
         elif rng.random() < 0.7:
             commit(number)
         else:
@@ -158,10 +158,10 @@ class Alone:
         self._models: dict[int, cv.Resident] = {}
 
     def after(self, number: int, rounds: int) -> cv.Resident:
-        if number not in self._models or self._models[number].facts["rounds"] > rounds:
+        if number not in self._models or self._models[number].facts["epochs"] > rounds:
             self._models[number] = load(cv.CalcHeap("1 MiB"), number)
         model = self._models[number]
-        while model.facts["rounds"] < rounds:
+        while model.facts["epochs"] < rounds:
             train_round(model, number)
         return model
 
@@ -195,7 +195,7 @@ def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, coun
                 continue
             try:
                 model = heap.open(name)
-                done = model.facts["rounds"]
+                done = model.facts["epochs"]
                 before = previous(store, name, done)
             except cv.CalcError as error:
                 print(error, flush=True)

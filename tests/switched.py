@@ -36,7 +36,7 @@ def compiled(net: nn.Layer, optimizer: cv.Optimizer, accumulate: bool = False, *
 
 def load(heap: cv.CalcHeap, number: int) -> cv.Resident:
     """The model of a number: it chooses program and seed."""
-    return heap.load(list(programs().values())[number % len(programs())], seed=number, name=f"model {number}")
+    return heap.create(list(programs().values())[number % len(programs())], seed=number, name=f"model {number}")
 
 
 def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:

@@ -20,7 +20,7 @@ def run(layer, x=X, *, workers=1, dtype="uint8", passes=1, training=True, batch=
     image = g.placeholder("x", (None, *x.shape[1:]), dtype, channels_last)
     with g.path("run"):
         y = layer.build(image, "layer", training)
-    model = cv.CalcHeap("8 MiB").load(cv.compile(g, batch_size=batch or len(x), workers=workers), seed=5)
+    model = cv.CalcHeap("8 MiB").create(cv.compile(g, batch_size=batch or len(x), workers=workers), seed=5)
     out, states = [], []
     for _ in range(passes):
         model["x"] = x
@@ -181,7 +181,7 @@ def test_dropped_channels_have_no_gradient():
     with g.path("learn", backward=True) as learn:
         y = cv.dropout2d(cv.conv2d(x, w), 0.5)
         learn.minimize(cv.sum(y), optimizer=cv.SGD(0.0), output=y)
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1))
     names = [model.program.spec(pc).name for pc in range(len(model.program.rows))]
     assert names.count("dropout_mask_fwd") == 1 and "mul_bwd_b" not in names
     model["x"] = np.ones((1, 3, 6, 7))

@@ -17,7 +17,7 @@ def emitted(graph, path, dtype="float32"):
 
 def load(graph, **options):
     program = cv.compile(graph, batch_size=8, **options)
-    return cv.CalcHeap(program.heap_bytes).load(program)
+    return cv.CalcHeap(program.heap_bytes).create(program)
 
 
 # ---------------------------------------------------------------- saved values

@@ -47,7 +47,7 @@ def trained(name: str, graph: cv.CalcGraph, plan: Any, steps: int) -> tuple[list
     x = rng.standard_normal((*shape, channels, size, size)).astype(np.float32)
     y = rng.standard_normal((*shape, 5, size, size)) if name == "unet" else rng.integers(0, 5, shape)
     program = cv.compile(graph, plan=plan)
-    model = cv.CalcHeap(plan.heap_bytes).load(program, seed=3)
+    model = cv.CalcHeap(plan.heap_bytes).create(program, seed=3)
     losses = [np.float64(model.step(x[i], y[i])).tobytes() for i in range(steps)]
     image = model.image().view(np.uint8)
     state = {s.name: image[model.loaded.in_image(s)].tobytes() for s in persistent(program).values()}
@@ -59,7 +59,7 @@ def trained(name: str, graph: cv.CalcGraph, plan: Any, steps: int) -> tuple[list
 def wanted(name: str, workers: int, steps: int) -> tuple[list[bytes], dict[str, bytes]]:
     """Of the plan without a budget."""
     graph, _, free = problem(name, workers)
-    assert not free.again and not free.page_bytes
+    assert not free.recomputed and not free.page_bytes
     losses, state = trained(name, graph, free, steps)
     assert len({*losses}) == steps
     return losses, state
@@ -108,15 +108,15 @@ def test_a_network_has_the_same_bits_in_any_memory(
         assert plan.heap_bytes <= budget
         if budget < free.heap_bytes:
             less.append(budget / free.heap_bytes)
-            assert plan.again or plan.page_bytes
+            assert plan.recomputed or plan.page_bytes
         else:
-            assert not plan.again and not plan.page_bytes
+            assert not plan.recomputed and not plan.page_bytes
         assert not plan.page_bytes or way != "again"
-        assert not plan.again or way != "pages"
+        assert not plan.recomputed or way != "pages"
         losses, state = trained(name, graph, plan, steps)
         first, last = wanted(name, workers, steps)
         assert losses == first
         assert state.keys() == last.keys() and not [k for k, v in state.items() if v != last[k]]
         print(f"{name}, {workers} workers, {way}: {budget / free.heap_bytes:.3f} of {free.heap_bytes:,} bytes, "
-              f"{len(plan.again)} statements again, {plan.page_bytes:,} bytes in the file")  # fmt: skip
+              f"{len(plan.recomputed)} statements again, {plan.page_bytes:,} bytes in the file")  # fmt: skip
     assert less and (min(less) <= 0.75) == ((name, way) not in ABOVE)

@@ -163,7 +163,7 @@ def test_rows_of_every_kind_can_be_measured(workers: int) -> None:
     assert {st.spec.phases for st in plan.statements} != {"1"} and {st.words.get("wn") for st in plan.statements} - {
         None
     }
-    assert np.isfinite(cv.CalcHeap(plan.heap_bytes).load(cv.compile(g, plan=plan)).step(x, t))
+    assert np.isfinite(cv.CalcHeap(plan.heap_bytes).create(cv.compile(g, plan=plan)).step(x, t))
 
 
 @pytest.mark.parametrize("name", REDUCED)
@@ -195,8 +195,8 @@ def test_a_plan_is_made_by_what_was_measured(planned: cv.Plan, monkeypatch: pyte
     plan = cv.plan(g, memory=budget, costs="measured", **HOW)
     cost = Costs(8, 1, "float32")
     rows = sum(cost(st) for st in plan.statements if st.path == "learn")
-    again = sum(map(cost, plan.again))  # updates of small parameters are merged later, which saves a little
-    assert plan.again and plan.overhead == pytest.approx(again / (rows - again), rel=0.01)
+    again = sum(map(cost, plan.recomputed))  # updates of small parameters are merged later, which saves a little
+    assert plan.recomputed and plan.overhead == pytest.approx(again / (rows - again), rel=0.01)
     assert not cost.measured
     for run in ("_run", "_run_cold"):
         monkeypatch.setattr(Costs, run, lambda *_: pytest.fail("it is measured again"))
@@ -225,12 +225,12 @@ def test_a_table_decides_what_is_made_again(planned: cv.Plan) -> None:
     """What is told to be dear is kept; other things are made again in its place."""
     g, budget = graph(), int(0.75 * planned.heap_bytes)
     plan = cv.plan(g, memory=budget, **HOW)
-    again = {st.spec.name for st in plan.again.values()}
+    again = {st.spec.name for st in plan.recomputed.values()}
     dear = sorted(again)[0]
     other = cv.plan(g, memory=budget, costs={dear: 10.0}, **HOW)
     assert other.costs == "given" and other.seconds > 10
-    assert sum(st.spec.name == dear for st in other.again.values()) < sum(
-        st.spec.name == dear for st in plan.again.values()
+    assert sum(st.spec.name == dear for st in other.recomputed.values()) < sum(
+        st.spec.name == dear for st in plan.recomputed.values()
     )
     asked: list[dict[str, Any]] = []
 
@@ -259,10 +259,10 @@ def test_where_none_is_found_by_costs_the_reckoned_ones_lead_to_one(
 
     monkeypatch.setattr(recomputation, "solve", blind)
     plan = cv.plan(g, memory=budget, costs=lambda facts: 1.0, **HOW)
-    assert plan.again and plan.heap_bytes <= budget
+    assert plan.recomputed and plan.heap_bytes <= budget
     rows = sum(st.path == "learn" for st in planned.statements)
     # in the costs that were given, of statements whose updates are merged later
-    assert rows <= len(plan.again) / plan.overhead < 1.4 * rows
+    assert rows <= len(plan.recomputed) / plan.overhead < 1.4 * rows
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e7, -1, -math.inf, "1", None, True, 1j, 10**400])

@@ -46,7 +46,7 @@ def test_blas_matmul_in_every_layout():
             b = g.parameter("b", (5, 4) if tb else (4, 5))
             with g.path("run"):
                 y = cv.matmul(a, b, transpose_a=ta, transpose_b=tb)  # noqa: F841
-            model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=6, dtype="float64", device="blas"))
+            model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=6, dtype="float64", device="blas"))
             x = rng.standard_normal((6, *((4, 3) if ta else (3, 4))))
             model["a"] = x
             model.forward("run")
@@ -164,7 +164,7 @@ def test_programs_and_heaps_of_other_devices_are_refused(kernels):
     program = cv.compile(graph, batch_size=8, device="cuda", mode="grid", workers=2)
     heap = cv.CalcHeap("1 MiB")
     with pytest.raises(cv.CalcError, match=r"compiled for 'cuda', the heap is of device 'cpu': .*device='cuda'\)"):
-        heap.load(program)
+        heap.create(program)
     assert not heap.names and heap.free_bytes == heap.nbytes
     with pytest.raises(cv.CalcError, match="compiled for 'cuda'"):
         cv.Fleet("1 MiB").add(program, data=(np.zeros((8, 4)), np.zeros(8, int)))
@@ -173,14 +173,14 @@ def test_programs_and_heaps_of_other_devices_are_refused(kernels):
     pytest.importorskip("scipy")
     blas = cv.compile(graph, batch_size=8, device="blas")
     for device in ("cpu", "blas"):
-        assert cv.CalcHeap("1 MiB", device=device).load(blas).program is blas
+        assert cv.CalcHeap("1 MiB", device=device).create(blas).program is blas
 
 
 # ---------------------------------------------------------------- slots of the host
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_slot_reads_and_writes(dtype):
     program = cv.compile(small_graph(), batch_size=8, dtype=dtype, workers=1)
-    model = cv.CalcHeap(2 * program.heap_bytes).load(program, seed=1)
+    model = cv.CalcHeap(2 * program.heap_bytes).create(program, seed=1)
     weight, state = program.by_name["linear_1.weight"], program.symbols[model.loaded.training(None)["hyper"]]
     with model:
         slot = model.slot

@@ -16,7 +16,7 @@ def check(graph: cv.CalcGraph, values: dict, path: str = "learn", tolerance: flo
     learn = graph.paths[path]
     program = cv.compile(graph, batch_size=8, workers=1, accumulate=True, dtype="float64")
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=3)
+        model = heap.create(program, seed=3)
         for name, value in values.items():
             model[name] = value
         model.forward(path)

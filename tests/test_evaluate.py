@@ -26,7 +26,7 @@ def learn():
 
 def test_every_value_is_what_a_model_computes(learn):
     program = cv.compile(learn.graph, batch_size=5, dtype="float64", keep=["matmul", "add"])
-    model = cv.CalcHeap("1 MiB").load(program, seed=7)
+    model = cv.CalcHeap("1 MiB").create(program, seed=7)
     model["x"], model["t"] = X, T
     model.forward("learn")
     found = learn.evaluate({"x": X, "t": T}, seed=7)
@@ -126,7 +126,7 @@ def test_gradients_are_evaluated_too(name):
     with g.path("look"):
         d = cv.gradient(cv.sum(of.get(name, getattr(cv, name, None))(x)), x)
     program = cv.compile(g, batch_size=1, dtype="float64", keep=[d.name])
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = data = RNG.uniform(0.1, 1, (4, 3))
     model.forward("look")
     np.testing.assert_allclose(g.paths["look"].evaluate({"x": data})[d.name], model[d.name], 1e-12)

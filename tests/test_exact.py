@@ -280,7 +280,7 @@ def test_a_network_in_less_memory_with_a_proof():
     whole = cv.plan(graph, batch_size=8, workers=1)
     searched = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes))
     solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes), solver_seconds=ENOUGH)
-    assert searched.lower_bound is None and not searched.proved and searched.again
+    assert searched.lower_bound is None and not searched.proved and searched.recomputed
     assert 0 < solved.lower_bound <= solved.overhead + 1e-9 and solved.overhead <= searched.overhead + 1e-9
     assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))
     assert "recomputed" in str(solved) and solved.to_dict()["proved"] == solved.proved

@@ -90,7 +90,7 @@ def test_a_program_that_does_not_add_up_has_no_larger_learning_batch():
 def test_a_seed_that_is_none_is_refused_before_anything_has_changed(seed):
     heap = cv.CalcHeap("1 MiB")
     with pytest.raises(cv.CalcError, match="seed must be an integer (>= 0|from 0 to 9223372036854775807), not"):
-        heap.load(program(), seed=seed)
+        heap.create(program(), seed=seed)
     assert not heap.names and heap.free_bytes == heap.nbytes
     whole = model(seed=3)
     before = whole["linear_1.weight"]
@@ -112,7 +112,7 @@ def test_other_facts_are_what_json_can_hold():
     with pytest.raises(cv.CalcError, match="a model has a seed"):
         del facts["seed"]
     with pytest.raises(cv.CalcError, match="rounds must be an integer from 0 to .*, not -1"):
-        facts["rounds"] = -1
+        facts["epochs"] = -1
     with pytest.raises(cv.CalcError, match="program is another one"):
         facts["program"] = "0" * 64
     assert "bad" not in facts and "note" not in facts
@@ -122,7 +122,7 @@ def test_other_facts_are_what_json_can_hold():
 @pytest.mark.parametrize("leave", ["close", "close in the heap", "commit", "close the model", "switch"])
 def test_a_setting_changed_alone_is_kept(tmp_path, leave):
     heap = cv.CalcHeap("8 KiB", store=cv.FileStore(tmp_path, durable=False))
-    heap.load(program(), name="m").commit()
+    heap.create(program(), name="m").commit()
     heap.close()
     store = cv.FileStore(tmp_path, durable=False)
     heap = cv.CalcHeap("8 KiB", store=store)
@@ -133,7 +133,7 @@ def test_a_setting_changed_alone_is_kept(tmp_path, leave):
     changed.learning_batch = 48
     if leave == "switch":
         while changed.resident.record.slot is not None:
-            heap.load(program()).reset(0)
+            heap.create(program()).reset(0)
     elif leave == "commit":
         changed.resident.commit()
     elif leave == "close the model":
@@ -151,7 +151,7 @@ def test_a_setting_changed_alone_is_kept(tmp_path, leave):
 def test_what_has_not_changed_is_not_written_again(tmp_path):
     store = cv.FileStore(tmp_path, durable=False)
     heap = cv.CalcHeap("1 MiB", store=store)
-    resident = heap.load(program(), name="m")
+    resident = heap.create(program(), name="m")
     resident.facts["learning_batch"] = 16
     resident.commit()
     before = (tmp_path / "models" / "m.model").stat().st_mtime_ns
@@ -162,7 +162,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path):
 
 
 def test_a_copy_in_the_middle_of_an_accumulation_goes_on_with_the_same_bits():
-    one = cv.CalcHeap("1 MiB").load(program(), seed=1)
+    one = cv.CalcHeap("1 MiB").create(program(), seed=1)
     one["input"], one["target"] = X[:16], Y[:16]
     one.forward("learn")
     one.backward("learn")

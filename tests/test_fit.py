@@ -263,7 +263,7 @@ def test_a_trap_names_the_row():
 def test_a_heap_too_small_says_both_numbers():
     program = make().program
     with pytest.raises(cv.PlanError) as error:
-        cv.CalcHeap(program.heap_bytes - 1).load(program)
+        cv.CalcHeap(program.heap_bytes - 1).create(program)
     assert (error.value.needed, error.value.allowed) == (program.heap_bytes, program.heap_bytes - 1)
 
 
@@ -271,8 +271,8 @@ def test_two_models_side_by_side():
     X, y = quadrants(50)
     program = make().program
     heap = cv.CalcHeap(3 * program.heap_bytes)
-    a, b = heap.load(program, seed=0), heap.load(program, seed=1)
-    alone = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+    a, b = heap.create(program, seed=0), heap.create(program, seed=1)
+    alone = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
     for m in (a, b, alone):
         m["input"], m["target"] = X, y
         m.run_steps(5, "learn")

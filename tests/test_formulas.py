@@ -134,7 +134,7 @@ def test_two_operands_are_broadcast():
     x, b = g.placeholder("x", (None, 4)), g.parameter("b", (4,), init=np.arange(4.0))
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.sum(cv.apply("squares", x, b)), cv.SGD(0.1))
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype="float64"))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=8, dtype="float64"))
     m["x"] = X[:8]
     m.forward("learn")
     m.backward("learn")
@@ -155,7 +155,7 @@ def test_a_parameter_of_a_formula_of_bools(dtype):
     x = g.placeholder("x", (None, 4))
     with g.path("predict"):
         y = cv.where(cv.apply("above", x, limit=0.25), x, -1.0)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype=dtype))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=8, dtype=dtype))
     given = X[:8].astype(dtype)
     m["x"] = given
     m.forward("predict")
@@ -250,7 +250,7 @@ def test_declared_again_it_may_have_other_parameters():
     x = g.placeholder("x", (None, 4))
     with g.path("p"):
         shifted = cv.apply("swish", x, shift=2.0)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=64, dtype="float64"))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=64, dtype="float64"))
     m["x"] = X
     m.forward("p")
     np.testing.assert_array_equal(m[shifted.name], X + 2)
@@ -270,7 +270,7 @@ def test_a_formula_keeps_the_numbers_around_it_of_when_it_was_declared(monkeypat
         x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4,), init=cv.init.Constant(1.0))
         with g.path("learn", backward=True) as learn:
             learn.minimize(cv.sum(cv.apply("odder", cv.apply("odd", x * w))), cv.SGD(0.1))
-        m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype=dtype))
+        m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=8, dtype=dtype))
         m["x"] = np.ones((8, 4))
         m.forward("learn")
         m.backward("learn")
@@ -305,8 +305,8 @@ def test_declared_again_in_another_form_what_was_made_before_is_refused(kind):
     net = nn.Linear(1) >> nn.Function(lambda x: cv.apply("swish", x, beta=1.5))
     graph = cv.build_graph(net, (4,), "mse", cv.SGD(0.1))
     program = cv.compile(graph, batch_size=64, dtype="float64")
-    alive = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
-    twin = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    alive = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
+    twin = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     assert alive.step(X, Y) == twin.step(X, Y)
     pickled = pickle.dumps(graph), pickle.dumps(program)
     expected = alive.step(X, Y)
@@ -314,7 +314,7 @@ def test_declared_again_in_another_form_what_was_made_before_is_refused(kind):
     assert twin.step(X, Y) == expected
     for late in (program, pickle.loads(pickled[1])):
         with pytest.raises(cv.ProgramError, match="instruction.* .*swish_bwd.*compile the graph again"):
-            cv.CalcHeap("1 MiB").load(late, seed=0)
+            cv.CalcHeap("1 MiB").create(late, seed=0)
     with pytest.raises(cv.ProgramError, match="instruction.* .*swish_bwd.*compile the graph again"):
         cv.compile(graph, batch_size=64)
     for copied in (lambda: pickle.loads(pickled[0]), lambda: copy.deepcopy(graph)):
@@ -595,7 +595,7 @@ def test_numbers_of_any_type_that_meet_floats_are_the_programs():
     with g.path("p"):
         made = {of: cv.apply("odd", x, 1, 3) for of, x in given.items()}
         mixed = cv.apply("odd", given["float"], given["int64"], 3)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=8))
     for of, x in given.items():
         m[x.name] = whole.astype("float32" if of == "float" else of)
     m.forward("p")
@@ -613,7 +613,7 @@ def result_of(name, *inputs):
     given = [g.placeholder(f"in{i}", (None, *x.shape[1:])) for i, x in enumerate(inputs)]
     with g.path("p"):
         out = cv.apply(name, *given)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=len(inputs[0]), dtype="float64"))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=len(inputs[0]), dtype="float64"))
     for v, x in zip(given, inputs):
         m[v.name] = x
     m.forward("p")
@@ -692,7 +692,7 @@ def test_parameters_of_operators_of_several_operands():
     with g.path("learn", backward=True) as learn:
         y = cv.apply("scaled", w, x, 5.0, k=3.0) + cv.apply("scaled", x, w, 7.0, less=1.0)
         learn.minimize(cv.sum(y), cv.SGD(0.1), output=y)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4), seed=0)
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4), seed=0)
     given = np.arange(12.0).reshape(4, 3)
     m["x"], m.parameters["w"][...] = given, [1, 2, 3]
     m.forward("learn")
@@ -713,7 +713,7 @@ def test_a_choice_after_a_number():
     x = g.placeholder("x", (None, 3))
     with g.path("p"):
         made = [cv.apply("odd", x, k=3.0), cv.apply("odd", x, k=3.0, how="plus")]
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2), seed=0)
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2), seed=0)
     m["x"] = np.arange(6.0).reshape(2, 3)
     m.forward("p")
     for v, want in zip(made, (m["x"] * 3, m["x"] + 3)):

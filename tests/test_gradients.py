@@ -96,7 +96,7 @@ def test_gradients_of_anything_are_variables_that_operators_read(how, accumulate
         learn.minimize(F, cv.SGD(0.1))
     with g.path("other"):
         (2 * dh).rename("doubled")
-    model = cv.CalcHeap("1 MiB").load(
+    model = cv.CalcHeap("1 MiB").create(
         cv.compile(how(g), batch_size=4, dtype="float64", accumulate=accumulate, keep=["dx", "dh"])
     )
     model["x"] = x
@@ -171,7 +171,7 @@ def test_what_goes_through_another_path_is_not_left_out():
             cv.gradient(cv.sum(y), v)
             for y, v in ((h * x, h), (cv.stop_gradient(h) * x, x), (sign * x, x), (cv.where(h > 0, x, 0.0), x))
         ]
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype="float64", keep=[d.name for d in kept]))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, dtype="float64", keep=[d.name for d in kept]))
     model["x"] = values = np.random.default_rng(0).standard_normal((4, 3))
     for path in ("features", "more", "look"):
         model.forward(path)

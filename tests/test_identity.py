@@ -21,7 +21,7 @@ from calcvm.vm.program.program import load_program
 
 def load(graph, batch=8, seed=0, **options):
     program = cv.compile(graph, batch_size=batch, **options)
-    return cv.CalcHeap(program.heap_bytes).load(program, seed=seed)
+    return cv.CalcHeap(program.heap_bytes).create(program, seed=seed)
 
 
 RNG = np.random.default_rng(0)
@@ -392,7 +392,7 @@ OPTIMIZERS = {"adam": lambda: cv.Adam(1e-2), "adagrad": lambda: cv.Adagrad(0.1, 
 def test_paths_that_train_one_parameter_have_gradients_and_state_of_their_own(optimizer, accumulate):
     torch = pytest.importorskip("torch")
     program = two_paths(OPTIMIZERS[optimizer], accumulate)
-    m = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     start = {name: torch.tensor(view.copy(), requires_grad=True) for name, view in m.parameters.items()}
     head = {"learn": "V", "other": "U"}
     make = {
@@ -423,9 +423,9 @@ def test_state_of_every_path_survives_files_copies_and_switches(accumulate, tmp_
     def train(m, rounds=3):
         return [m.step(A, TARGETS[path], path=path) for _ in range(rounds) for path in ("learn", "other")]
 
-    alone = cv.Model.on(cv.CalcHeap(program.heap_bytes).load(program, seed=3))
+    alone = cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=3))
     expected = train(alone.resident, 5)
-    m = cv.Model.on(cv.CalcHeap(program.heap_bytes).load(program, seed=3))
+    m = cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=3))
     assert train(m.resident) == expected[:6]
     m.save(tmp_path / "two.calc")
     copy = m.resident.copy("copy", cv.CalcHeap(program.heap_bytes))
@@ -433,13 +433,13 @@ def test_state_of_every_path_survives_files_copies_and_switches(accumulate, tmp_
     assert load_program(tmp_path / "program") == program
     assert train(cv.load(tmp_path / "two.calc").resident, 2) == expected[6:]
     assert train(copy, 2) == expected[6:]
-    m.heap.load(program, seed=4).step(A, TARGETS["learn"], path="learn")  # takes its place
+    m.heap.create(program, seed=4).step(A, TARGETS["learn"], path="learn")  # takes its place
     assert train(m.resident, 2) == expected[6:]
 
 
 def test_settling_a_path_drops_its_own_gradients():
     program = two_paths(OPTIMIZERS["adam"], accumulate=True)
-    m = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     m["input"], m["target"], m["u"] = A, TARGETS["learn"], TARGETS["other"]
     for path in ("learn", "other"):
         m.forward(path)
@@ -457,7 +457,7 @@ def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended
     def weights(switched):
         program = two_paths(OPTIMIZERS["adam"], accumulate=True)
         heap = cv.CalcHeap(program.heap_bytes)
-        m = heap.load(program, seed=3)
+        m = heap.create(program, seed=3)
         m["input"], m["target"], m["u"] = A, TARGETS["learn"], TARGETS["other"]
         m.forward("learn")
         m.backward("learn")
@@ -466,7 +466,7 @@ def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended
         else:
             Epoch(m, {"input": A, "u": TARGETS["other"]}, "other", train=True, results=[]).whole(1.0)
         if switched:
-            heap.load(program, seed=4).step(A, TARGETS["learn"], path="learn")
+            heap.create(program, seed=4).step(A, TARGETS["learn"], path="learn")
         m.optimize("learn")
         return m["W"], m["V"]
 
@@ -476,7 +476,7 @@ def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended
 
 def test_a_path_has_gradients_after_a_backward_of_its_own():
     program = two_paths(OPTIMIZERS["adam"], accumulate=False)
-    m = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     m.step(A, TARGETS["learn"], path="learn")
     assert m.grad("W").any()
     with pytest.raises(CalcError, match=r"'W' has no gradient .*call backward\('other'\) first"):

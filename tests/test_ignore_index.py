@@ -82,7 +82,7 @@ def check(case, rng, device="cpu", workers=1):
     program = cv.compile(
         g, batch_size=BATCH + 2, dtype=dtype, device=device, workers=workers, keep=["dx"], accumulate=False
     )
-    model = cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=0)
+    model = cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=0)
     loss, gradient, accuracy = by_torch(x.astype(np.float64), t, axis, ignored, smoothing)
     near = dict(rtol=40 * np.finfo(dtype).eps, atol=10 * np.finfo(dtype).eps)
     model["x"], model["t"] = x, t if type_ is None else t.astype(type_)
@@ -221,7 +221,7 @@ def test_classes_are_known_to_a_model_that_ignores_a_label():
 def test_equations_of_the_gradient_are_what_is_computed(smoothing):
     g = graph_of((4,), -1, -100, smoothing, "int64")
     x, t = data_of(np.random.default_rng(3), (4,), -1, -100, 0.4, special=False)
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=BATCH, dtype="float64", accumulate=False), seed=0)
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=BATCH, dtype="float64", accumulate=False), seed=0)
     m.step(x, t)
     found = g.paths["learn"].gradient_of("b").evaluate({"x": x, "t": t, "b": np.zeros(4)})
     np.testing.assert_allclose(found, m.grad("b"), rtol=1e-12, atol=1e-15)
@@ -256,7 +256,7 @@ def test_what_a_path_does_not_ignore_everywhere_is_refused():
         learn.minimize(
             cv.softmax_cross_entropy(y, t, ignore_index=-1) + cv.softmax_cross_entropy(y, t), cv.SGD(0.1), output=y
         )
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4))
     with pytest.raises(cv.CalcError, match=r"integers in \[0, 3\); found -1 to 2"):
         m.step(np.zeros((4, 3)), np.array([0, 1, 2, -1]))
 

@@ -104,7 +104,7 @@ def test_convolution_against_torch(op, seed):
             y = getattr(cv, f"{op}{n}d")(h, own["w"], own["b"], **of)
             learn.minimize(cv.mse(y, t), cv.SGD(0.5), output=y)
         program = cv.compile(g, batch_size=max(BATCHES), dtype="float64", workers=workers)
-        m = cv.CalcHeap(program.heap_bytes).load(program)
+        m = cv.CalcHeap(program.heap_bytes).create(program)
         for given, target, want in steps:
             m["x"], m["t"] = given, target
             m.forward("learn")
@@ -173,7 +173,7 @@ def test_local_response_norm_of_large_numbers():
     with g.path("p"):
         y = cv.local_response_norm(x, 1, 1.0)
     program = cv.compile(g, batch_size=2)
-    m = cv.CalcHeap(program.heap_bytes).load(program)
+    m = cv.CalcHeap(program.heap_bytes).create(program)
     data = np.array([1e13, -3e15, 0.5, 1e10, 2.0, 0.0]).reshape(2, 3, 1, 1)
     m["x"] = data
     m.forward("p")

@@ -34,7 +34,7 @@ ALL_LOWER = {
     "progress",
     "tables",
     "lazy",
-    "record",
+    "frozen",
 } | VM
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
@@ -44,40 +44,40 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "lazy": (set(), set()),
     "files": ({"errors", "system"}, set()),
     "tables": ({"errors"}, {"pandas"}),
-    "undisturbed": (set(), set()),
+    "without_signals": (set(), set()),
     "cgroups": (set(), set()),
     "system": ({"errors", "cgroups"}, set()),
     "teams": ({"errors", "checks", "system"}, set()),
-    "record": (set(), {"typing_extensions"}),
+    "frozen": (set(), {"typing_extensions"}),
     "helper_process": ({"system"}, set()),
-    "formulas": ({"record"}, set()),
+    "formulas": ({"frozen"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
-    "ops": ({"equations", "errors", "formulas", "lazy", "record"}, set()),
-    "init": ({"errors", "checks", "hints", "ops", "record"}, {"numpy"}),
-    "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
+    "ops": ({"equations", "errors", "formulas", "lazy", "frozen"}, set()),
+    "init": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
+    "optim": ({"errors", "checks", "ops", "frozen"}, {"numpy"}),
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "frozen"}, {"numpy"}),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
         {"checks", "equations", "errors", "functions", "graph", "ops"},
         {"numpy"},
     ),
     "zoo": ({"checks", "errors", "hints", "init", "nn"}, set()),
     "planner": (
-        {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables", "helper_process"},
+        {"errors", "files", "checks", "hints", "lazy", "ops", "frozen", "system", "tables", "helper_process"},
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
-    "equations": ({"errors", "formulas", "lazy", "record"}, {"numpy"}),
+    "equations": ({"errors", "formulas", "lazy", "frozen"}, {"numpy"}),
     # kernels import equations: those of a declared operator follow from the equation of which `ops` makes its row
     "kernels_cpu": (
-        {"equations", "errors", "formulas", "helper_process", "kernel", "system", "undisturbed"},
+        {"equations", "errors", "formulas", "helper_process", "kernel", "system", "without_signals"},
         {"numba", "numpy", "llvmlite"},
     ),
     "kernels_cuda": (
-        {"equations", "errors", "formulas", "kernel", "lazy", "undisturbed"},
+        {"equations", "errors", "formulas", "kernel", "lazy", "without_signals"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
@@ -96,7 +96,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "kernels_cuda",
             "system",
             "teams",
-            "undisturbed",
+            "without_signals",
             "vm.program",
         },
         {"numba", "numpy", "llvmlite"},
@@ -112,7 +112,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "graph",
             "lowering",
             "ops",
-            "record",
+            "frozen",
             "vm.program",
             "vm.run",
         },
@@ -124,15 +124,26 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams", "undisturbed"}
+        {
+            "errors",
+            "checks",
+            "ops",
+            "graph",
+            "lowering",
+            "planner",
+            "kernels_cuda",
+            "progress",
+            "teams",
+            "without_signals",
+        }
         | VM,
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
-    "devices": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
-        | {"system", "undisturbed"}
+    "split": (
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "frozen", "compiler"}
+        | {"system", "without_signals"}
         | VM,
         {"numpy"},
     ),
@@ -156,7 +167,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         ALL_LOWER
         | {
             "compiler",
-            "devices",
+            "split",
             "indexed",
             "model",
             "fleet",

@@ -49,7 +49,7 @@ def forward(build, *, batch=5, **parameters):
     named = {name: g.parameter(name, value.shape, init=value) for name, value in parameters.items()}
     with g.path("predict") as path:
         path.output = build(x, **named)
-    model = cv.CalcHeap("8 MiB").load(cv.compile(g, batch_size=batch, dtype="float64"))
+    model = cv.CalcHeap("8 MiB").create(cv.compile(g, batch_size=batch, dtype="float64"))
     model["x"] = X[:batch]
     model.forward("predict")
     return model
@@ -139,7 +139,7 @@ def test_a_path_reads_the_images_of_another():
         y = cv.conv2d(x, w, padding=1)
     with g.path("use"):
         z = cv.sum(cv.exp(y * 0.1), (2, 3))
-    model = cv.CalcHeap("8 MiB").load(cv.compile(g, batch_size=5, dtype="float64"))
+    model = cv.CalcHeap("8 MiB").create(cv.compile(g, batch_size=5, dtype="float64"))
     model["x"] = X
     model.forward("see")
     model.forward("use")
@@ -193,7 +193,7 @@ def test_weights_begin_as_their_fans_say():
     v = g.parameter("v", (8, 64, 1, 1), init=mine)
     with g.path("predict"):
         cv.conv2d(cv.conv2d(x, w), v)
-    model = cv.CalcHeap("8 MiB").load(cv.compile(g, batch_size=2))
+    model = cv.CalcHeap("8 MiB").create(cv.compile(g, batch_size=2))
     assert np.std(model.parameters["w"]) == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.03)
     assert seen == [(8, 64, 1, 1)]
 
@@ -269,7 +269,7 @@ def test_images_that_a_path_shows_are_read_and_shown_by_others():
         show.output = y
     program = cv.compile(g, batch_size=3, dtype="float64", workers=1, keep=["seen"])
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=3)
+        model = heap.create(program, seed=3)
         data = rng.standard_normal((3, 2, 4, 4))
         model["x"] = data
         for path in ("predict", "look", "show"):

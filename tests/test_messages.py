@@ -189,7 +189,7 @@ MISTAKES = [
     ("heap.remove a name", lambda: shared().heap.remove("model-0"), C, "a model of the heap"),
     ("heap.commit nothing", lambda: shared().heap.commit(None), C, "a model of the heap"),
     ("FileStore of a number", lambda: cv.FileStore(3), C, "not the path of a folder"),
-    ("heap.load seed 2**63", lambda: shared().heap.load(shared().program, seed=2**63), C, "from 0 to 9223372036854775807"),
+    ("heap.create seed 2**63", lambda: shared().heap.create(shared().program, seed=2**63), C, "from 0 to 9223372036854775807"),
     ("slice by numbers", lambda: cv.slice(scene().x, 0, 2), S, "starts 0: give a tuple"),
     ("alpha text", lambda: cv.leaky_relu(scene().x, "0.1"), C, "attribute alpha='0.1' is not allowed"),
     ("exponent None", lambda: cv.pow(scene().x, None), C, "attribute exponent=None is not allowed"),
@@ -289,11 +289,11 @@ MISTAKES = [
     ("heap of nonsense", lambda: cv.CalcHeap("lots"), C, "memory 'lots': give bytes"),
     ("heap of a petabyte", lambda: cv.CalcHeap("1000000 GiB"), P, "a heap of 1,073,741,824,000,000 bytes"),
     ("heap with a store class", lambda: cv.CalcHeap("1 MiB", cv.MemoryStore), C, "not the class MemoryStore"),
-    ("load a model", lambda: shared().heap.load(shared().model), C, "a compiled program: its .program is wanted"),
-    ("load a graph", lambda: shared().heap.load(graph()), C, r"a compiled program: cv.compile\(graph\) is wanted"),
-    ("load a plan", lambda: shared().heap.load(cv.plan(graph(), batch_size=8)), C, r"cv.compile\(graph, plan=plan\)"),
-    ("load a file name", lambda: shared().heap.load("x.calc"), C, "a compiled program .*load_program"),
-    ("load with seed -1", lambda: shared().heap.load(shared().program, seed=-1), C, "seed must be an integer >= 0"),
+    ("load a model", lambda: shared().heap.create(shared().model), C, "a compiled program: its .program is wanted"),
+    ("load a graph", lambda: shared().heap.create(graph()), C, r"a compiled program: cv.compile\(graph\) is wanted"),
+    ("load a plan", lambda: shared().heap.create(cv.plan(graph(), batch_size=8)), C, r"cv.compile\(graph, plan=plan\)"),
+    ("load a file name", lambda: shared().heap.create("x.calc"), C, "a compiled program .*load_program"),
+    ("load with seed -1", lambda: shared().heap.create(shared().program, seed=-1), C, "seed must be an integer >= 0"),
     ("open None", lambda: shared().heap.open(None), C, "a model's name is a text"),
     ("section", lambda: shared().model.resident.run_section("learn", "backwards"), C, "'backwards' is unknown; take one of forward"),
     ("path of a model", lambda: shared().model.resident.forward(["learn"]), C, r"no path \['learn'\]; there are learn"),
@@ -522,7 +522,7 @@ def test_arrays_on_the_left_of_variables(ours, theirs):
     x = g.placeholder("x", (5, 4))
     with g.path("run", adopt=False) as path:
         path.output = ours(a, x).rename("y")
-    resident = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    resident = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, dtype="float64"))
     resident["x"] = values
     resident.forward("run")
     np.testing.assert_allclose(resident["y"], theirs(a, values))
@@ -567,7 +567,7 @@ def test_what_may_be_set_is_what_training_reads(optimizer):
     heap = cv.CalcHeap("1 MiB")
 
     def trained(**slots):
-        resident = heap.load(program, seed=1)
+        resident = heap.create(program, seed=1)
         mapping = resident.hyper()
         with resident:
             slot = resident.slot
@@ -657,7 +657,7 @@ def test_a_row_without_a_kernel_is_named():
         s = scene()
         s.path.minimize(cv.mean(cv.apply("nok", s.x) + cv.sum(s.W)), cv.SGD(0.1))
         with pytest.raises(cv.UnsupportedOperator, match="row 'nok_fwd' has no kernel"):
-            cv.CalcHeap("1 MiB").load(cv.compile(s.g, batch_size=8, workers=1))
+            cv.CalcHeap("1 MiB").create(cv.compile(s.g, batch_size=8, workers=1))
     finally:
         del OPS["nok"], ROWS["nok_fwd"]
         OWN.remove("nok_fwd")

@@ -20,7 +20,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.entry import METHODS
 
 RNG = np.random.default_rng(0)
@@ -38,9 +38,9 @@ def compiled():
     for name, entry in METHODS.items():
         assert not inspect.isfunction(vars(cv.Model)[name])
         WRITTEN[name] = inspect.unwrap(vars(cv.Model)[f"_calcvm_{entry}"])
-    before, layout.LONG_NS = layout.LONG_NS, 10**9
+    before, J.LONG_NS = J.LONG_NS, 10**9
     yield
-    layout.LONG_NS = before
+    J.LONG_NS = before
 
 
 def network(loss="softmax_cross_entropy", **options):
@@ -70,10 +70,10 @@ def knows(model):
         return *notes, resident.image().tobytes()
 
 
-def is_compiled(model, which=layout.STEP):
+def is_compiled(model, which=J.STEP):
     """Whether the last call was a compiled one: Python has not looked since."""
     calls = model.resident.record.calls
-    return calls is not None and calls._seen != calls.words[layout.SEQ] == calls.words[layout.DONE + 2 * which + 1]
+    return calls is not None and calls._seen != calls.words[J.SEQ] == calls.words[J.DONE + 2 * which + 1]
 
 
 def here(m, name):
@@ -153,12 +153,12 @@ def test_calls_in_any_order_do_what_those_in_python_do(options, whole):
             name, n = rng.choice([*ACTIONS]), rng.choice([1, 2, 3, 8])
             given = data(n, rng.choice(["f4", "f8", "u1", "i4", "i8"]), rng.choice(["u1", "i4", "i8", "f4"]))
             found = ACTIONS[name](ours, here, *given)
-            reached.update(which for which in range(layout.N_METHODS) if is_compiled(ours, which))
+            reached.update(which for which in range(J.N_METHODS) if is_compiled(ours, which))
             assert found == ACTIONS[name](theirs, in_python, *given), name
             if rng.random() < 0.3:
                 assert knows(ours) == knows(theirs), name
         assert knows(ours) == knows(theirs)
-    assert len(reached) == layout.N_METHODS and min(reached.values()) > 3, reached
+    assert len(reached) == J.N_METHODS and min(reached.values()) > 3, reached
 
 
 def test_values_of_all_types_are_converted_as_in_python():
@@ -246,7 +246,7 @@ def test_a_step_is_noted_also_where_a_prediction_came_after_it():
         assert "learn" in model.resident.record.open
         model.step(x, y)
         model.predict(x)
-        assert is_compiled(model, layout.PREDICT)
+        assert is_compiled(model, J.PREDICT)
         assert not knows(model)[4] and not model.resident.adding
 
 
@@ -337,7 +337,7 @@ def test_means_are_rounded_as_over_whole_data_sets():
         for n in (3, 5, 6, 7):
             x, t = data(n)[0], RNG.standard_normal((n, 3))
             assert ours.evaluate(x, t) == WRITTEN["evaluate"](theirs, x, t)
-    assert is_compiled(ours, layout.EVALUATE)
+    assert is_compiled(ours, J.EVALUATE)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, np.nan, 1e-45, -3e38], ids=str)
@@ -353,7 +353,7 @@ def test_a_loss_is_the_one_in_python_whatever_it_is(value):
     for call in (WRITTEN["step"], cv.Model.step, cv.Model.step):
         seen.add(np.float64(call(model, np.full((1, 1), value, np.float32))).tobytes())
     seen |= {np.float64(call(model, 1)).tobytes() for call in (WRITTEN["run_steps"], cv.Model.run_steps)}
-    assert is_compiled(model, layout.STEP) and len(seen) == 1
+    assert is_compiled(model, J.STEP) and len(seen) == 1
 
 
 def of_two_inputs():
@@ -384,11 +384,11 @@ def test_several_inputs_and_outputs_are_as_in_python():
         for given in (a, b), {"b": b, "a": a}, [a, b]:
             assert same(ours.predict(given)) == same(WRITTEN["predict"](theirs, given))
         for given in (a, b), {"b": b, "a": a}:
-            assert [*ours.predict(given)] == ["y", "z"] and is_compiled(ours, layout.PREDICT)
+            assert [*ours.predict(given)] == ["y", "z"] and is_compiled(ours, J.PREDICT)
         for given in (a, b), {"b": b, "a": a}, [a.tolist(), b]:
             assert ours.evaluate(given, t) == WRITTEN["evaluate"](theirs, given, t)
             assert ours.evaluate(given, t) == WRITTEN["evaluate"](theirs, given, t)
-            assert is_compiled(ours, layout.EVALUATE)
+            assert is_compiled(ours, J.EVALUATE)
         for wrong in ((a, b), t, t), (a, b, t), ((a, b),), (a, t):
             assert refused((CalcError, TypeError), lambda: ours.evaluate(*wrong))  # noqa: B023
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
@@ -404,7 +404,7 @@ def test_several_inputs_and_outputs_are_as_in_python():
             with pytest.raises(ShapeError, match="different sizes|number of samples"):
                 model.run({"a": a, "b": np.zeros((2, 4))})
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
-        assert is_compiled(ours, layout.RUN)
+        assert is_compiled(ours, J.RUN)
         assert knows(ours) == knows(theirs)
 
 
@@ -502,8 +502,8 @@ def test_arguments_of_any_form_stay_in_compiled_calls(of):
                     found = getattr(ours, method)(*given, **named)
                     assert exact(found) == exact(WRITTEN[method](theirs, *given, **named)), (form, method)
                 words = ours.resident.record.calls
-                assert words._seen != words.words[layout.SEQ], (form, method)  # Python has not looked since
-                which = getattr(layout, method.upper(), None)
+                assert words._seen != words.words[J.SEQ], (form, method)  # Python has not looked since
+                which = getattr(J, method.upper(), None)
                 assert which is None or is_compiled(ours, which), (form, method)
                 compiled += 1
             assert knows(ours) == knows(theirs)
@@ -519,7 +519,7 @@ def test_more_samples_than_the_batch_are_as_in_python(workers, preprocess):
         wanted = exact(WRITTEN[method](theirs, *given, **named))
         for _ in range(100):  # the first may have taken so long that the next are made in Python
             assert exact(getattr(ours, method)(*given, **named)) == wanted
-            if workers == 2 or is_compiled(ours, getattr(layout, method.upper())):
+            if workers == 2 or is_compiled(ours, getattr(J, method.upper())):
                 return
         raise AssertionError("no call was compiled")
 
@@ -691,7 +691,7 @@ def test_models_that_take_turns_in_a_heap(room, whole):
     """Switched out in the middle of compiled calls, and in again: with the bits of models that never left."""
     alone = [network(seed=k) for k in range(3)]
     heap = cv.CalcHeap(room * -(-alone[0].program.heap_bytes // 64) * 64)
-    models = [cv.Model.on(heap.load(alone[0].program, seed=k)) for k in range(3)]
+    models = [cv.Model.on(heap.create(alone[0].program, seed=k)) for k in range(3)]
     rng, reached = random.Random(room), 0
     for _ in range(2000 if whole else 300):
         k, (x, y) = rng.randrange(3), data(8)
@@ -707,7 +707,7 @@ def test_models_that_take_turns_in_a_heap(room, whole):
 
 def test_a_model_used_by_compiled_calls_is_not_the_oldest():
     heap = cv.CalcHeap(2 * -(-network().program.heap_bytes // 64) * 64)
-    used, other, third = (cv.Model.on(heap.load(network().program, seed=k)) for k in range(3))
+    used, other, third = (cv.Model.on(heap.create(network().program, seed=k)) for k in range(3))
     used.step(*data(8)), used.step(*data(8))
     other.step(*data(8))
     used.step(*data(8))
@@ -720,7 +720,7 @@ def test_a_model_used_by_compiled_calls_is_not_the_oldest():
 
 def test_what_compiled_calls_changed_is_written(tmp_path):
     with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
-        model = cv.Model.on(heap.load(network().program, seed=1, name="model"))
+        model = cv.Model.on(heap.create(network().program, seed=1, name="model"))
         for _ in range(3):
             model.step(*data(8))
         model.resident.commit()
@@ -869,7 +869,7 @@ def test_a_model_goes_when_it_is_not_used_any_more():
 
     weakref.finalize(model.resident, gone.append, 1)
     del model
-    assert gone == [1] and words[layout.ARMED] in (0, 1)
+    assert gone == [1] and words[J.ARMED] in (0, 1)
 
 
 # ---------------------------------------------------------------- where they cannot be
@@ -892,10 +892,10 @@ def test_long_calls_are_made_in_python(monkeypatch):
     for _ in range(4):
         model.step(x, y)
     sheet = model.resident.loaded.sheet.words
-    steps = 4_000_000 // int(sheet[layout.METHODS + layout.ROWS_OF + 3 * layout.KEPT_ROWS + 2])  # of the planned batch
+    steps = 4_000_000 // int(sheet[J.METHODS + J.ROWS_OF + 3 * J.KEPT_ROWS + 2])  # of the planned batch
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
-    monkeypatch.setattr(layout, "LONG_NS", 0)
+    monkeypatch.setattr(J, "LONG_NS", 0)
     slow = network()
     for _ in range(4):
         slow.step(x, y)
@@ -912,8 +912,8 @@ def test_short_predictions_stay_on_one_worker():
         assert run._workers == team
         for _ in range(3):
             assert np.array_equal(model.predict(x[:n]), whole[:n])
-        if is_compiled(model, layout.PREDICT):  # the largest take so long that they are made in Python
-            assert model.resident.slot.job[layout.TEAM] in {1, team}  # a team whose workers find no cores goes on alone
+        if is_compiled(model, J.PREDICT):  # the largest take so long that they are made in Python
+            assert model.resident.slot.job[J.TEAM] in {1, team}  # a team whose workers find no cores goes on alone
     assert model.resident.loaded.brief("learn", PHASES) < brief
 
 

@@ -47,7 +47,7 @@ def test_each_path_trains_its_own_as_in_pytorch(accumulate):
     assert {p: {*program.info["paths"][p]["gradients"]} for p in ("critic", "generator")} == {
         "critic": {*names(g, "critic.")}, "generator": {*names(g, "generator.")}
     }  # fmt: skip
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     w = {name: torch.tensor(np.array(v), requires_grad=True) for name, v in model.parameters.items()}
 
     def net(scope, v):
@@ -138,7 +138,7 @@ def test_no_gradient_goes_through_what_stops_it(accumulate):
         loss = cv.mean(cv.square(y - cv.stop_gradient(cv.sigmoid(y))))
         learn.minimize(loss, cv.SGD(0.1))
     program = cv.compile(g, batch_size=6, dtype="float64", accumulate=accumulate)
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
     tv, tw = (torch.tensor(np.array(model[n]), requires_grad=True) for n in ("v", "w"))
     h = torch.tanh(torch.tensor(X) @ tv)
     y = h.detach() @ tw + h * tw.detach()[0:1]
@@ -166,7 +166,7 @@ def test_an_operator_without_a_gradient_may_stand_behind_a_stop():
         y = x @ w
         loss = cv.mse(y, t) / cv.stop_gradient(cv.apply("rmse", y, t))
         learn.minimize(loss, cv.SGD(0.1))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2))
     assert np.isfinite(model.step(X[:2, :2], Z[:2, :2]))
     with g.extend("learn"), pytest.raises(cv.CalcError, match="minimizes"):
         learn.minimize(cv.apply("rmse", y, t), cv.SGD(0.1))
@@ -189,7 +189,7 @@ def test_a_policy_gradient_with_pick_is_that_of_pytorch():
     w = g.parameter("w", (4, 3))
     with g.path("learn", backward=True) as learn:
         learn.minimize(-cv.mean(cv.pick(cv.log_softmax(x @ w), a) * gain), cv.SGD(1.0))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=6, dtype="float64"))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=6, dtype="float64"))
     actions, gains = np.array([0, 2, 1, 1, 0, 2]), RNG.standard_normal(6)
     tw = torch.tensor(np.array(model["w"]), requires_grad=True)
     log_p = torch.log_softmax(torch.tensor(X) @ tw, -1)
@@ -266,7 +266,7 @@ def test_rates_of_parameters_are_pytorchs_groups(name, accumulate, clip, early, 
     schedule = cv.Sampled(lambda k: 1.0 / (1 + k), 4, every=2, warmup_steps=2)
     g = layers(ours(clip_norm=clip, schedule=schedule), RATES)
     program = cv.compile(g, batch_size=6, dtype="float64", accumulate=accumulate, workers=2)
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     w = {n: torch.tensor(np.array(v), requires_grad=True) for n, v in model.parameters.items()}
     factors = {"a": 1.0, "b": 0.25, "c.w": 0.0, "c.b": 3.0}
     groups = theirs(torch, [{"params": [w[n]], "lr": 0.1 * f} for n, f in factors.items()])
@@ -312,7 +312,7 @@ def test_parameters_that_the_decay_spares_are_pytorchs_groups(whole, monkeypatch
         kind, options, theirs = DECAYING[name]
         g = layers(kind(0.1, weight_decay=0.3, no_decay=spared, clip_norm=clip, **options), rates)
         program = cv.compile(g, batch_size=6, dtype="float64", accumulate=accumulate, workers=2)
-        model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
         w = {n: torch.tensor(np.array(v), requires_grad=True) for n, v in model.parameters.items()}
         factors = {"a": 1.0, "b": 0.25, "c.w": 0.0, "c.b": 3.0} if rates else dict.fromkeys(w, 1.0)
         decay = {n: 0.0 if n in SPARED[spared] else 0.3 for n in w}
@@ -353,7 +353,7 @@ def test_who_spares_nothing_has_the_rows_of_before():
 
 def test_a_decay_of_nothing_cannot_be_set():
     every = cv.compile(layers(cv.AdamW(0.1, no_decay=["1d", "a", ".w"])), batch_size=6)
-    model = cv.CalcHeap("1 MiB").load(every)
+    model = cv.CalcHeap("1 MiB").create(every)
     with pytest.raises(cv.CalcError, match="weight_decay"):
         model.hyper("learn")["weight_decay"] = 0.1
     model.hyper("learn")["learning_rate"] = 0.1
@@ -369,7 +369,7 @@ def test_an_optimizer_without_a_decay_has_none_to_spare():
 
 def test_a_rate_that_is_set_holds_for_all_by_their_factors():
     g = layers(cv.SGD(0.0), {"b": 2.0})
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=6, dtype="float64", accumulate=False))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=6, dtype="float64", accumulate=False))
     before = {n: np.array(v) for n, v in model.parameters.items()}
     model.step(X)
     for n, value in model.parameters.items():
@@ -406,7 +406,7 @@ def test_a_schedule_that_is_a_function_is_kept_in_files_and_told_apart():
     a, b, c = (layers(cv.SGD(0.1, schedule=cv.Sampled(f, 5))) for f in (halves, halves, lambda k: 1.0))
     assert a.form == b.form != c.form
     program = cv.compile(a, batch_size=6)
-    model = cv.CalcHeap("1 MiB").load(program)
+    model = cv.CalcHeap("1 MiB").create(program)
     rates = []
     for _ in range(7):
         model.step(X)

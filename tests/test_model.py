@@ -64,7 +64,7 @@ def test_a_sample_of_weight_two_is_two_samples_and_one_of_weight_zero_is_none(lo
 
 def start_of(model):
     with cv.CalcHeap(model.program.heap_bytes) as heap:
-        return [np.array(p) for p in heap.load(model.program, seed=0).parameters.values()]
+        return [np.array(p) for p in heap.create(model.program, seed=0).parameters.values()]
 
 
 def test_weights_of_classes_are_those_of_their_samples():

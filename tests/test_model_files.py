@@ -165,12 +165,12 @@ def test_a_learning_batch_that_does_not_fit_the_program_is_refused(tmp_path):
             cv.load(path)
 
 
-@pytest.mark.parametrize("field, value", [("seed", -1), ("rounds", 2**63), ("learning_batch", -(2**63)), ("open", 1),
+@pytest.mark.parametrize("field, value", [("seed", -1), ("epochs", 2**63), ("learning_batch", -(2**63)), ("open", 1),
                                           ("program", 5), ("program", "../x"), ("program", [])])  # fmt: skip
 def test_every_fact_of_a_store_is_checked(tmp_path, field, value):
     store = cv.FileStore(tmp_path, durable=False)
     heap = cv.CalcHeap("1 MiB", store=store)
-    resident = heap.load(model().program, name="m")
+    resident = heap.create(model().program, name="m")
     resident.commit()
     facts, image = store.get("m")
     resident.close()
@@ -250,7 +250,7 @@ def test_a_file_takes_the_place_of_no_device_and_no_pipe(tmp_path):
 def test_a_stored_model_that_is_larger_than_the_heap_is_no_damage(tmp_path):
     program = model().program
     with cv.CalcHeap(program.heap_bytes, store=cv.FileStore(tmp_path)) as heap:
-        heap.load(program, name="big")
+        heap.create(program, name="big")
     with cv.CalcHeap(64, store=cv.FileStore(tmp_path)) as heap, pytest.raises(cv.PlanError) as told:
         heap.open("big")
     assert (told.value.needed, told.value.allowed) == (program.heap_bytes, 64)

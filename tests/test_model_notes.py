@@ -64,7 +64,7 @@ def test_a_users_facts_are_saved_too():
 
 def test_a_store_has_notes_that_were_changed_in_their_place(tmp_path):
     with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
-        m = cv.Model.on(heap.load(model().program, name="a"))
+        m = cv.Model.on(heap.create(model().program, name="a"))
         m.notes["log"] = [1]
         m.resident.commit()
         m.notes["log"].append(2)
@@ -78,7 +78,7 @@ def test_numbers_of_numpy_are_put_into_notes_and_a_wrong_one_keeps_only_its_mode
     heap = cv.CalcHeap(2 * program.heap_bytes, store=cv.FileStore(tmp_path))
     names = ["a", "b", "c", "d"]
     for name in names:
-        one = cv.Model.on(heap.load(program, name=name))
+        one = cv.Model.on(heap.create(program, name=name))
         one.notes["errors"] = []
         one.notes["errors"].append(np.float32(0.5))
     bad = cv.Model.on(heap.open("a"))

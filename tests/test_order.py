@@ -9,7 +9,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.planner.downsets import Downsets, Task, Touch
+from calcvm.planner.downsets import Downsets, Item, Touch
 
 
 def generated(rng: random.Random, n: int) -> Downsets:
@@ -35,11 +35,11 @@ def generated(rng: random.Random, n: int) -> Downsets:
         mine = [v for v in range(len(touches)) if touches[v].by >> k & 1]
         reads = [j for j, v in enumerate(mine) if v != k]
         pairs = tuple((mine.index(k), j) for j in reads if sizes[mine[j]] == sizes[k] and rng.random() < 0.7)
-        tasks.append(Task(tuple(touches[v] for v in mine), pairs, before[k]))
+        tasks.append(Item(tuple(touches[v] for v in mine), pairs, before[k]))
     return Downsets(tasks, sum(s for s, b in zip(sizes, born) if not b))
 
 
-def orders(tasks: tuple[Task, ...] | list[Task], done: int = 0) -> Iterator[list[int]]:
+def orders(tasks: tuple[Item, ...] | list[Item], done: int = 0) -> Iterator[list[int]]:
     """All orders of statements in which each comes after what must come before it."""
     if done == (1 << len(tasks)) - 1:
         yield []

@@ -46,7 +46,7 @@ def test_functions_made_again_with_the_same_values_are_the_same_and_others_are_n
     assert one == again != other
     for program, scale in ((one, 1.0), (other, 2.0)):
         with cv.CalcHeap(program.heap_bytes) as heap:
-            assert (heap.load(program)["linear_1.weight"] == scale).all()
+            assert (heap.create(program)["linear_1.weight"] == scale).all()
 
 
 class Filling:
@@ -80,7 +80,7 @@ def test_a_file_does_not_take_another_lambda_for_its_own():
     assert other.info["parameters"]["linear_1.weight"]["init"]["fields"]["name"] != name
     init.FUNCTIONS.pop(name)
     with pytest.raises(cv.CalcError, match="which this process does not know"):
-        cv.CalcHeap("1 MiB").load(program)
+        cv.CalcHeap("1 MiB").create(program)
 
 
 def test_a_file_holds_a_functions_name_alone():
@@ -96,7 +96,7 @@ data = sys.stdin.buffer.read()
 model = cv.load(io.BytesIO(data))  # what it has learnt is in the file
 sys.stdout.buffer.write(model.predict(np.ones((3, 4), "float32")).tobytes())
 try:
-    model.heap.load(cv.load_program(io.BytesIO(data)))
+    model.heap.create(cv.load_program(io.BytesIO(data)))
 except cv.PlanError:
     cv.CalcHeap("1 MiB").load(cv.load_program(io.BytesIO(data)))
 """
@@ -482,7 +482,7 @@ def test_a_kernel_registered_again_is_that_of_programs_loaded_from_then_on(forgo
         x = g.placeholder("x", (None, 2))
         with g.path("p") as p:
             p.output = cv.apply("own", x).rename("y")
-        found.append(cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, workers=1)))
+        found.append(cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, workers=1)))
     assert found[0].program == found[1].program
     for times, model in zip((2, 4), found):
         model["x"] = np.ones((1, 2))
@@ -533,7 +533,7 @@ def test_a_kernel_that_does_not_compile_is_said(fn, told, forgotten):
     with g.path("p") as p:
         p.output = cv.apply("own", x).rename("y")
     with pytest.raises(cv.CalcError, match=r"kernel 'own_fwd' cannot be compiled for float32: (.|\n)*" + told):
-        cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+        cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1))
 
 
 def test_calcvms_own_kernels_stay():

@@ -9,7 +9,7 @@ from numba import njit
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run import pace, team
 from calcvm.vm.run.pace import note, pace_of, team_of
 
@@ -23,7 +23,7 @@ def work(control, job, words, most, times, idle, t, until):
     while t < until:
         known = pace_of(control, job)
         size = team_of(known, job, most, t)
-        words[layout.UNITS] = 1
+        words[J.UNITS] = 1
         t += times[size - 1]
         note(known, job, size, most, t, times[size - 1])
         t += idle
@@ -33,8 +33,8 @@ def work(control, job, words, most, times, idle, t, until):
 
 def paces(control):
     """A row for each job of which something may be known."""
-    words = (ctypes.c_int64 * (layout.CONTROL_BYTES // 8)).from_address(control)
-    return np.ctypeslib.as_array(words)[layout.PACES // 8 :].reshape(-1, layout.PACE_BYTES // 8)
+    words = (ctypes.c_int64 * (J.CONTROL_BYTES // 8)).from_address(control)
+    return np.ctypeslib.as_array(words)[J.PACES // 8 :].reshape(-1, J.PACE_BYTES // 8)
 
 
 class Machine:
@@ -42,8 +42,8 @@ class Machine:
 
     def __init__(self, most):
         self.most, self.t = most, 10**12
-        self.control, self.job = np.zeros(layout.CONTROL_BYTES // 8, np.int64), np.zeros(layout.JOB_WORDS, np.int64)
-        self.job[layout.PACE] = ROWS
+        self.control, self.job = np.zeros(J.CONTROL_BYTES // 8, np.int64), np.zeros(J.JOB_WORDS, np.int64)
+        self.job[J.PACE] = ROWS
 
     def work(self, times, seconds, idle=0):
         """The size that is best after so many seconds of jobs, and the mean ns of one."""
@@ -90,7 +90,7 @@ def test_fewer_do_not_run_what_is_long():
 def test_other_rows_have_a_size_of_their_own():
     machine = Machine(2)
     assert machine.work([20_000, 30_000], 1.0)[0] == 1
-    machine.job[layout.PACE] += 2
+    machine.job[J.PACE] += 2
     machine.work([30_000, 20_000], 1.0)
     assert {row[pace.OF]: row[pace.SIZE] for row in paces(machine.control.ctypes.data) if row[pace.OF]} == {
         ROWS: 1,
@@ -108,7 +108,7 @@ def test_rows_of_a_few_numbers_are_run_by_one_worker():
     job, ends = model.resident.slot.job, time.monotonic() + 20
     while time.monotonic() < ends:  # while others have the cores nothing is tried
         model.run_steps(3000)
-        rows = job[layout.ROWS] + job[layout.START] * job[layout.ROW_BYTES]
+        rows = job[J.ROWS] + job[J.START] * job[J.ROW_BYTES]
         known = [row for row in paces(team.control()) if row[pace.OF] == rows]
         if known and known[0][pace.SIZE] == 1:
             return

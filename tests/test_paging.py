@@ -40,10 +40,12 @@ def test_a_chain_waits_in_the_file(again: bool) -> None:
     p = plan(lowered, itemsize=4, batch_size=1, workers=3, memory=free.heap_bytes - 256, file=FAST, recompute=again)
     check(p, lowered, batches=(1,))
     assert p.heap_bytes <= free.heap_bytes - 256
-    assert p.page_bytes > 0 and not p.again  # a fast file costs less
+    assert p.page_bytes > 0 and not p.recomputed  # a fast file costs less
     slow = replace(FAST, bandwidth=1.0)
     if again:
-        assert plan(lowered, itemsize=4, batch_size=1, workers=3, memory=p.heap_bytes, file=slow, recompute=True).again
+        assert plan(
+            lowered, itemsize=4, batch_size=1, workers=3, memory=p.heap_bytes, file=slow, recompute=True
+        ).recomputed
 
 
 def test_no_more_is_written_than_there_is_room_for() -> None:
@@ -58,7 +60,7 @@ def test_no_more_is_written_than_there_is_room_for() -> None:
         file=replace(FAST, room=128),
         recompute=True,
     )
-    assert 0 < p.page_bytes <= 128 and p.again
+    assert 0 < p.page_bytes <= 128 and p.recomputed
     with pytest.raises(PlanError, match="moved to a file"):
         plan(lowered, itemsize=4, batch_size=1, workers=3, memory=free.heap_bytes - 256, file=replace(FAST, room=128))
 
@@ -106,7 +108,7 @@ def test_training_has_the_same_bits(network, shape, share, accumulate, dtype, wo
     rng = np.random.default_rng(3)
     data = [(rng.normal(size=(b, *shape)), rng.integers(0, 4, b)) for b in (32, 7, 1, 32, 12)]
     models = [
-        cv.CalcHeap(p.heap_bytes, page_folder=tmp_path).load(cv.compile(graph, plan=p), seed=5) for p in (free, paged)
+        cv.CalcHeap(p.heap_bytes, page_folder=tmp_path).create(cv.compile(graph, plan=p), seed=5) for p in (free, paged)
     ]
     assert not [*tmp_path.iterdir()]  # files have no names
     first, second = ([m.step(*d) for d in data] for m in models)
@@ -131,12 +133,12 @@ def test_what_persists_in_the_file_is_a_part_of_the_model(tmp_path) -> None:
     graph, free, small = streaming()
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(8, 40)), rng.integers(0, 4, 8)
-    one = cv.CalcHeap(free.heap_bytes).load(cv.compile(graph, plan=free), seed=5)
+    one = cv.CalcHeap(free.heap_bytes).create(cv.compile(graph, plan=free), seed=5)
     program = cv.compile(graph, plan=small)
     heap = cv.CalcHeap(small.heap_bytes, cv.FileStore(tmp_path / "models"))
-    paged = heap.load(program, seed=5, name="first")
+    paged = heap.create(program, seed=5, name="first")
     assert [one.step(X, y) for _ in range(3)] == [paged.step(X, y) for _ in range(3)]
-    other = heap.load(program, seed=9, name="second")  # the first is switched out
+    other = heap.create(program, seed=9, name="second")  # the first is switched out
     other.step(X, y)
     loss = one.step(X, y)
     assert paged.step(X, y) == loss
@@ -154,7 +156,7 @@ def test_what_persists_in_the_file_is_a_part_of_the_model(tmp_path) -> None:
     again.parameters["linear_2.weight"][0, 0] = 3.5  # views
     assert again["linear_2.weight"][0, 0] == 3.5
     again.reset(5)
-    fresh = cv.CalcHeap(free.heap_bytes).load(cv.compile(graph, plan=free), seed=5)
+    fresh = cv.CalcHeap(free.heap_bytes).create(cv.compile(graph, plan=free), seed=5)
     assert [again.step(X, y) for _ in range(2)] == [fresh.step(X, y) for _ in range(2)]
     loaded = cv.load_program(saved(program, tmp_path))
     assert loaded.page_bytes == program.page_bytes == small.page_bytes and loaded == program
@@ -171,7 +173,8 @@ def test_as_much_is_streamed_as_is_missing(tmp_path) -> None:
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(8, 40)), rng.integers(0, 4, 8)
     models = [
-        cv.CalcHeap(p.heap_bytes, page_folder=tmp_path).load(cv.compile(graph, plan=p), seed=5) for p in (free, *parts)
+        cv.CalcHeap(p.heap_bytes, page_folder=tmp_path).create(cv.compile(graph, plan=p), seed=5)
+        for p in (free, *parts)
     ]
     losses = [[model.step(X, y) for _ in range(3)] for model in models]
     assert losses[1:] == losses[:1] * 3
@@ -194,7 +197,7 @@ def test_a_network_larger_than_memory_predicts() -> None:
     free = cv.plan(graph, batch_size=4, workers=1)
     small = cv.plan(graph, batch_size=4, workers=1, memory=free.heap_bytes // 3, page_bytes="4 MiB")
     assert small.heap_bytes < 8 * 256 * 256 * 4 // 3
-    a, b = (cv.CalcHeap(p.heap_bytes).load(cv.compile(graph, plan=p), seed=2) for p in (free, small))
+    a, b = (cv.CalcHeap(p.heap_bytes).create(cv.compile(graph, plan=p), seed=2) for p in (free, small))
     data = np.random.default_rng(0).normal(size=(4, 256))
     for m in (a, b):
         m["x"] = data
@@ -205,7 +208,7 @@ def test_a_network_larger_than_memory_predicts() -> None:
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, where another test has imported it
 def test_a_fork_has_a_file_of_its_own() -> None:
     graph, _, small = streaming()
-    model = cv.CalcHeap(small.heap_bytes).load(cv.compile(graph, plan=small), seed=5)
+    model = cv.CalcHeap(small.heap_bytes).create(cv.compile(graph, plan=small), seed=5)
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(8, 40)), rng.integers(0, 4, 8)
     model.step(X, y)
@@ -237,10 +240,10 @@ def test_room_is_taken_before_anything_is_written(monkeypatch, tmp_path) -> None
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(FileError, match=r"the pages of a model, [\d,]+ bytes in .*: make room on the disk"):
-            cv.CalcHeap(small.heap_bytes, page_folder=tmp_path).load(program)
+            cv.CalcHeap(small.heap_bytes, page_folder=tmp_path).create(program)
     heap = cv.CalcHeap(small.heap_bytes, page_folder=tmp_path / "none")
     with pytest.raises(FileError, match="none.*the folder to write to must be there"):
-        heap.load(program)
+        heap.create(program)
     with pytest.raises(cv.CalcError, match="page_folder"):
         cv.CalcHeap(1 << 20, page_folder=3)  # type: ignore[arg-type]
     assert heap.free_bytes == heap.nbytes
@@ -248,7 +251,7 @@ def test_room_is_taken_before_anything_is_written(monkeypatch, tmp_path) -> None
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_number() -> None:
     graph, _, small = streaming()
-    model = cv.CalcHeap(small.heap_bytes).load(cv.compile(graph, plan=small), seed=5)
+    model = cv.CalcHeap(small.heap_bytes).create(cv.compile(graph, plan=small), seed=5)
     word = model.slot.bytes[8 * pages.WORD : 8 * pages.WORD + 8].view(np.int64)
     kept = word[0]
     for bad in (0, 10**6):
@@ -436,7 +439,7 @@ def test_the_file_is_never_larger_than_allowed(room: int) -> None:
 def test_a_fork_beside_a_busy_parent() -> None:
     """The child's file holds what there was when it was forked, whatever the parent does at once."""
     graph, _, small = streaming()
-    model = cv.CalcHeap(small.heap_bytes).load(cv.compile(graph, plan=small), seed=5)
+    model = cv.CalcHeap(small.heap_bytes).create(cv.compile(graph, plan=small), seed=5)
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(8, 40)), rng.integers(0, 4, 8)
     for _ in range(6):

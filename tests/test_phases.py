@@ -60,7 +60,7 @@ def test_any_team_has_the_same_bits() -> None:
     for planned, workers in ((1, 1), (3, 1), (3, 2), (3, 3)):
         p = program(planned)
         assert (p.rows[:, 1] & FLAG_PHASES).any() == (planned > 1)
-        model = cv.CalcHeap(p.heap_bytes).load(p, seed=1, workers=workers)
+        model = cv.CalcHeap(p.heap_bytes).create(p, seed=1, workers=workers)
         losses = [model.step(x[:batch]) for batch in (ROWS, ROWS, 32, 3, 1)]
         found.add((*losses, model.image().tobytes()))
     assert len(found) == 1

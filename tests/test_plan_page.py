@@ -51,11 +51,11 @@ def test_the_data_are_those_of_the_plan(plans, which):
     assert [s["live_bytes"] for s in statements] == list(plan.live_bytes)
     assert [s["peak_bytes"] for s in statements] == np.maximum.accumulate(plan.live_bytes).tolist()
     assert len({v["name"] for v in values}) == len(values)
-    assert sum(s["again"] is not None for s in statements) == len(plan.again)
-    assert (which == 1) == bool(plan.again)
+    assert sum(s["repeats"] is not None for s in statements) == len(plan.recomputed)
+    assert (which == 1) == bool(plan.recomputed)
     for s in statements:
-        if s["again"] is not None:
-            first = statements[s["again"]]
+        if s["repeats"] is not None:
+            first = statements[s["repeats"]]
             assert first["index"] < s["index"] and (first["row"], first["path"]) == (s["row"], s["path"])
 
 

@@ -26,7 +26,7 @@ def test_algorithms_2_to_6():
     program = cv.compile(g, plan=plan)
     assert "matmul_fwd" in program.disassemble()
     heap = cv.CalcHeap("64 MiB")
-    model = heap.load(program, seed=0)
+    model = heap.create(program, seed=0)
     w0 = model["W"].copy()
     assert w0.min() >= 0.1 and w0.max() < 0.9
     model["I"] = x
@@ -53,7 +53,7 @@ def test_two_rounds_accumulate_until_end_round():
     w = g.parameter("w", (2, 1), init=cv.init.Ones())
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(x @ w), optimizer=cv.SGD(0.5))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4))
     for _ in range(2):
         model["x"] = np.ones((4, 2))
         model.forward("learn")
@@ -71,7 +71,7 @@ def test_paths_share_memory_so_a_backward_needs_its_own_forward():
         learn.minimize(cv.mean(cv.square(x @ w)), optimizer=cv.SGD(0.5))
     with g.path("other"):
         z = cv.exp(x)
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4))
     model["x"] = np.ones((4, 2))
     with pytest.raises(cv.CalcError, match=r"call forward\('learn'\) first"):
         model.backward("learn")
@@ -124,7 +124,7 @@ def test_integers_pick_along_an_axis():
         a, b, c, d = x[:, 1], x[:, -1, 2], x[:, 0:2, 3], w[2]
         loss = cv.mean(cv.square(a - d)) + cv.mean(b) + cv.mean(c)
         learn.minimize(loss, cv.SGD(0.0))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, keep=["a", "b", "c", "d"], accumulate=False))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, keep=["a", "b", "c", "d"], accumulate=False))
     data = np.random.default_rng(0).standard_normal((3, 3, 4)).astype("float32")
     model["x"] = data
     model.forward("learn")

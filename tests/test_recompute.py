@@ -53,7 +53,7 @@ def test_a_chain_is_made_again(kept: int, again: int) -> None:
     p = within(lowered, free.heap_bytes - (12 - kept) * 64)
     check(p, lowered, batches=(1,))
     assert p.heap_bytes <= free.heap_bytes - (12 - kept) * 64
-    assert len(p.again) <= again
+    assert len(p.recomputed) <= again
     assert (p.overhead > 0) == (again > 0)
 
 
@@ -61,7 +61,7 @@ def test_what_fits_is_left_alone() -> None:
     lowered = chain(6)
     free = plan(lowered, itemsize=4, batch_size=3)
     p = plan(lowered, itemsize=4, batch_size=3, memory=free.heap_bytes, recompute=True)
-    assert not p.again and p.overhead == 0
+    assert not p.recomputed and p.overhead == 0
     assert [s.label for s in p.statements] == [s.label for s in free.statements]
     with pytest.raises(PlanError):
         plan(lowered, itemsize=4, batch_size=3, memory=free.heap_bytes - 64)
@@ -107,18 +107,18 @@ def test_the_checker_finds_broken_schedules(lie: str) -> None:
     lowered = chain(8)
     free = plan(lowered, itemsize=4, batch_size=1, workers=3)
     p = within(lowered, free.heap_bytes - 3 * 64)
-    copy = next(iter(p.again))
+    copy = next(iter(p.recomputed))
     rows = list(p.statements)
     if lie == "late":  # after the row that reads it
         i = rows.index(copy)
         rows[i : i + 2] = rows[i + 1], rows[i]
         p = replace(p, lowered=replace(p.lowered, statements=tuple(rows)))
     elif lie == "other":
-        p = replace(p, again={**p.again, copy: _of(free, "h0" if p.again[copy].label != "h0" else "h1")})
+        p = replace(p, recomputed={**p.recomputed, copy: _of(free, "h0" if p.recomputed[copy].label != "h0" else "h1")})
     else:
         other = replace(copy, words={**copy.words, "cols": 8})
         rows[rows.index(copy)] = other
-        again = {(other if c is copy else c): s for c, s in p.again.items()}
+        again = {(other if c is copy else c): s for c, s in p.recomputed.items()}
         p = replace(p, lowered=replace(p.lowered, statements=tuple(rows)), again=again)
     with pytest.raises(Broken):
         check(p, lowered, batches=(1,))
@@ -164,7 +164,7 @@ def test_training_has_the_same_bits(learning_batch: int | None, workers: int, wh
     for share in (0.75, 0.5):
         model = cv.Model(deep(), memory=int(share * free.program.heap_bytes), **options)
         assert model.program.heap_bytes <= share * free.program.heap_bytes
-        assert model.plan.again
+        assert model.plan.recomputed
         assert model.fit(X, y, epochs=2, progress=False)["loss"] == losses
         for name, value in free.get_weights().items():
             assert np.array_equal(value, model.get_weights()[name]), name
@@ -191,7 +191,7 @@ def test_what_is_needed_at_least_is_said_so():
     with pytest.raises(cv.PlanError):
         cv.Model(graph, batch_size=8, workers=1, memory="20 MB", recompute=False)
     plan = cv.plan(graph, batch_size=8, workers=1, memory="20 MB")
-    assert len(str(next(iter(plan.again)))) < 100
+    assert len(str(next(iter(plan.recomputed)))) < 100
     for wrong in (lambda: plan.describe("all"), lambda: plan.describe(-1), lambda: plan.bytes_at("a")):
         with pytest.raises(cv.CalcError):
             wrong()
@@ -212,7 +212,7 @@ def test_the_largest_batch_of_least_scratch(memory, workers):
     one = cv.compile(graph, plan=fast)
     other = cv.compile(graph, plan=small)
     x, t = np.random.default_rng(0).random((9, 784)), np.arange(9)
-    models = [cv.CalcHeap(p.heap_bytes).load(p, seed=1) for p in (one, other)]
+    models = [cv.CalcHeap(p.heap_bytes).create(p, seed=1) for p in (one, other)]
     assert models[0].step(x, t) == models[1].step(x, t)
     with pytest.raises(cv.CalcError, match="objective"):
         cv.plan(graph, objective="space", **how)

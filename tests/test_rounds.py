@@ -8,7 +8,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.vm.memory.epoch import shuffling_key
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.entry import address, entry
 from calcvm.vm.run.loaded import loaded_of
 
@@ -52,33 +52,33 @@ class Gathering:
         self.outputs = [np.full(n * e + 2 * GUARD, np.nan, dtype) for e in sizes]
         offset, feeds, drains = GUARD, [], []
         for array, e, out in zip(arrays, sizes, self.outputs):
-            feeds.append((array.ctypes.data, layout.FEED_DTYPES[array.dtype.name], e, offset))
+            feeds.append((array.ctypes.data, J.FEED_DTYPES[array.dtype.name], e, offset))
             inner = out.ctypes.data + GUARD * self.dtype.itemsize
-            drains.append((inner, layout.FEED_DTYPES[dtype], e, offset))
+            drains.append((inner, J.FEED_DTYPES[dtype], e, offset))
             self.inside[offset : offset + batch * e] = True
             offset += batch * e + GUARD
         self.sums, self.results = np.zeros(1), np.array([feeds[0][3]], np.int64)
         self.feeds, self.drains = np.array(feeds, np.int64), np.array(drains, np.int64)
-        self.control = np.zeros(layout.CONTROL_BYTES // 8, np.int64)
-        job = self.job = np.zeros(layout.JOB_WORDS, np.int64)
-        job[[layout.HEAP, layout.ITEMSIZE]] = self.heap.ctypes.data, self.dtype.itemsize
-        job[[layout.FEEDS, layout.N_FEEDS]] = self.feeds.ctypes.data, len(feeds)
-        job[[layout.DRAINS, layout.N_DRAINS]] = self.drains.ctypes.data, len(drains)
-        job[[layout.RESULTS, layout.N_RESULTS, layout.SUMS]] = self.results.ctypes.data, 1, self.sums.ctypes.data
-        job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, batch
-        job[[layout.COUNT, layout.SEED_OFF]] = -(-n // batch), -1
-        job[[layout.SHUFFLE, layout.KEY]] = (0, 0) if key is None else (1, key)
-        job[layout.INDEX] = 0 if index is None else index.ctypes.data
+        self.control = np.zeros(J.CONTROL_BYTES // 8, np.int64)
+        job = self.job = np.zeros(J.JOB_WORDS, np.int64)
+        job[[J.HEAP, J.ITEMSIZE]] = self.heap.ctypes.data, self.dtype.itemsize
+        job[[J.FEEDS, J.N_FEEDS]] = self.feeds.ctypes.data, len(feeds)
+        job[[J.DRAINS, J.N_DRAINS]] = self.drains.ctypes.data, len(drains)
+        job[[J.RESULTS, J.N_RESULTS, J.SUMS]] = self.results.ctypes.data, 1, self.sums.ctypes.data
+        job[[J.N_SAMPLES, J.BATCH, J.LEARNING]] = n, batch, batch
+        job[[J.COUNT, J.SEED_OFF]] = -(-n // batch), -1
+        job[[J.SHUFFLE, J.KEY]] = (0, 0) if key is None else (1, key)
+        job[J.INDEX] = 0 if index is None else index.ctypes.data
 
     def run(self, workers=1):
         job = self.job
-        self.control[layout.FIT // 8] = workers
-        job[[layout.TEAM, layout.BARRIER]] = workers, self.control.ctypes.data
-        first, count = (int(job[w]) for w in (layout.FIRST, layout.COUNT))
+        self.control[J.FIT // 8] = workers
+        job[[J.TEAM, J.BARRIER]] = workers, self.control.ctypes.data
+        first, count = (int(job[w]) for w in (J.FIRST, J.COUNT))
         # A team goes on to the next batch while worker 0 delivers: here that would overwrite what is delivered.
-        job[layout.COUNT] = count if workers == 1 else 1
-        for k in range(first, first + count, int(job[layout.COUNT])):
-            job[layout.FIRST] = k
+        job[J.COUNT] = count if workers == 1 else 1
+        for k in range(first, first + count, int(job[J.COUNT])):
+            job[J.FIRST] = k
             in_threads(workers, lambda w: entry("run_rounds")(job.ctypes.data, w))
         assert np.isnan(self.heap[~self.inside]).all(), "wrote outside the placeholders"
         for out in self.outputs:
@@ -104,7 +104,7 @@ def numbers(rng, dtype, shape):
 
 
 @pytest.mark.parametrize("heap", ["float32", "float64"])
-@pytest.mark.parametrize("dtype", list(layout.FEED_DTYPES))
+@pytest.mark.parametrize("dtype", list(J.FEED_DTYPES))
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_batches_are_gathered_as_numpy_gathers_them(heap, dtype, shuffle, indexed):
@@ -152,7 +152,7 @@ def test_rounds_may_start_in_the_middle_of_an_epoch():
     whole = job.run()[0].copy()
     job.outputs[0][:] = np.nan
     for first, count in ((0, 1), (1, 4), (5, 2)):
-        job.job[[layout.FIRST, layout.COUNT]] = first, count
+        job.job[[J.FIRST, J.COUNT]] = first, count
         job.run()
     assert job.run()[0].tobytes() == whole.tobytes()
 
@@ -190,49 +190,49 @@ class Task:
         self.model, self.index, self.keep = model, index, []
         self.losses, self.scores = np.full(epochs, np.nan), np.full((epochs, 2), np.nan)
         job = self.job = self._rounds(("forward", "loss", "backward"), "learn", X, y, ["loss"], self.losses)
-        job[layout.LEARNING] = model.learning_batch
-        learning, batch, n = (int(job[w]) for w in (layout.LEARNING, layout.BATCH, layout.N_SAMPLES))
+        job[J.LEARNING] = model.learning_batch
+        learning, batch, n = (int(job[w]) for w in (J.LEARNING, J.BATCH, J.N_SAMPLES))
         if index is not None:
-            job[[layout.INDEX, layout.N_SAMPLES]] = index.ctypes.data, len(index)
+            job[[J.INDEX, J.N_SAMPLES]] = index.ctypes.data, len(index)
             n = len(index)
         short, rest = learning % batch, n % learning % batch
-        job[[layout.ROWS_SHORT, layout.ROWS_LAST]] = self._rows(short or batch), self._rows(rest or batch)
-        job[layout.ROUNDS] = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
+        job[[J.ROWS_SHORT, J.ROWS_LAST]] = self._rows(short or batch), self._rows(rest or batch)
+        job[J.ROUNDS] = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
         ends = self._spans("learn", ("optimize", "end_round"))
-        job[[layout.END_SPANS, layout.N_END_SPANS]] = ends.ctypes.data, len(ends)
+        job[[J.END_SPANS, J.N_END_SPANS]] = ends.ctypes.data, len(ends)
         facts = model.program.info["paths"]["learn"]
-        job[layout.SEED_OFF] = model.program.symbols[facts["seed"]].offset if facts["accumulate"] else -1
-        job[[layout.SHUFFLE, layout.SEED]] = shuffle, model.resident.seed
-        job[[layout.EPOCH, layout.LIMIT]] = model.epochs_done, model.epochs_done + epochs
-        job[[layout.PATIENCE]] = -1 if patience is None else patience
-        job[layout.BEST : layout.BEST + 1].view(np.float64)[:] = np.inf
+        job[J.SEED_OFF] = model.program.symbols[facts["seed"]].offset if facts["accumulate"] else -1
+        job[[J.SHUFFLE, J.SEED]] = shuffle, model.resident.seed
+        job[[J.EPOCH, J.LIMIT]] = model.epochs_done, model.epochs_done + epochs
+        job[[J.PATIENCE]] = -1 if patience is None else patience
+        job[J.BEST : J.BEST + 1].view(np.float64)[:] = np.inf
         if validation is not None:
             names = ["predict.loss", "accuracy"]
             self.judge = self._rounds(("forward", "loss"), "predict", *validation, names, self.scores)
-            job[layout.JUDGE] = self.judge.ctypes.data
+            job[J.JUDGE] = self.judge.ctypes.data
 
     def _rounds(self, phases, path, X, y, results, means):
         program, resident = self.model.program, self.model.resident
-        job = np.zeros(layout.TASK_WORDS, np.int64)
+        job = np.zeros(J.TASK_WORDS, np.int64)
         batch, n = program.batch_size, len(X)
         offsets = [program.symbols[program.info["variables"][r]["symbol"]].offset for r in results]
         feeds = [
-            (a.ctypes.data, layout.FEED_DTYPES[a.dtype.name], a.size // n, program.symbol(name).offset)
+            (a.ctypes.data, J.FEED_DTYPES[a.dtype.name], a.size // n, program.symbol(name).offset)
             for name, a in (("input", X), ("target", y))
         ]
         spans, feeds, offsets = self._spans(path, phases), np.array(feeds, np.int64), np.array(offsets, np.int64)
         sums = np.full(len(results), np.nan)
         self.keep += [X, y, feeds, offsets, sums]
-        job[[layout.CODE, layout.TABLE]] = address("run_rounds"), loaded_of(program).table_address
-        job[layout.ROW_BYTES] = program.row_bytes
-        job[[layout.HEAP, layout.ITEMSIZE]] = resident.elements.ctypes.data, program.itemsize
-        job[[layout.SPANS, layout.N_SPANS]] = spans.ctypes.data, len(spans)
-        job[[layout.FEEDS, layout.N_FEEDS]] = feeds.ctypes.data, len(feeds)
-        job[[layout.RESULTS, layout.N_RESULTS]] = offsets.ctypes.data, len(offsets)
-        job[[layout.SUMS, layout.MEANS]] = sums.ctypes.data, means.ctypes.data
-        job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, batch
-        job[[layout.ROWS_FULL, layout.ROWS_LAST]] = self._rows(batch), self._rows(n % batch or batch)
-        job[[layout.ROUNDS, layout.SEED_OFF]] = -(-n // batch), -1
+        job[[J.CODE, J.TABLE]] = address("run_rounds"), loaded_of(program).table_address
+        job[J.ROW_BYTES] = program.row_bytes
+        job[[J.HEAP, J.ITEMSIZE]] = resident.elements.ctypes.data, program.itemsize
+        job[[J.SPANS, J.N_SPANS]] = spans.ctypes.data, len(spans)
+        job[[J.FEEDS, J.N_FEEDS]] = feeds.ctypes.data, len(feeds)
+        job[[J.RESULTS, J.N_RESULTS]] = offsets.ctypes.data, len(offsets)
+        job[[J.SUMS, J.MEANS]] = sums.ctypes.data, means.ctypes.data
+        job[[J.N_SAMPLES, J.BATCH, J.LEARNING]] = n, batch, batch
+        job[[J.ROWS_FULL, J.ROWS_LAST]] = self._rows(batch), self._rows(n % batch or batch)
+        job[[J.ROUNDS, J.SEED_OFF]] = -(-n // batch), -1
         return job
 
     def _rows(self, batch):
@@ -246,19 +246,19 @@ class Task:
 
     def run(self, budget, turns=10**6):
         for _ in range(turns):
-            if self.status != layout.READY:
+            if self.status != J.READY:
                 break
             entry("run_task")(self.job.ctypes.data, budget)
         return self
 
     @property
     def status(self):
-        return int(self.job[layout.STATUS])
+        return int(self.job[J.STATUS])
 
     def figures(self):
-        n = int(self.job[layout.EPOCH]) - self.model.epochs_done
+        n = int(self.job[J.EPOCH]) - self.model.epochs_done
         figures = {"loss": self.losses[:n].tolist()}
-        if self.job[layout.JUDGE]:
+        if self.job[J.JUDGE]:
             figures["val_loss"], figures["val_accuracy"] = self.scores[:n].T.tolist()
         return figures
 
@@ -270,11 +270,11 @@ class Task:
 
 def run_fleet(tasks, workers=1, budget=7, laps=10**6):
     addresses = np.array([t.job.ctypes.data for t in tasks], np.int64)
-    job = np.zeros(layout.FLEET_WORDS, np.int64)
-    job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(tasks)
-    job[[layout.SLICE, layout.LAPS]] = budget, laps
+    job = np.zeros(J.FLEET_WORDS, np.int64)
+    job[[J.TASKS, J.N_TASKS]] = addresses.ctypes.data, len(tasks)
+    job[[J.SLICE, J.LAPS]] = budget, laps
     in_threads(workers, lambda w: entry("run_fleet")(job.ctypes.data, w))
-    return int(job[layout.NEXT])
+    return int(job[J.NEXT])
 
 
 @pytest.mark.parametrize("budget", [1, 7, 10**6])
@@ -285,7 +285,7 @@ def test_a_task_trains_as_fit_does(kind, budget):
     fitted = make(kind)
     history = fitted.fit(X, y, epochs=4, validation=held, progress=False)
     task = Task(make(kind), X, y, 4, validation=held).run(budget)
-    assert task.status == layout.FINISHED and task.job[layout.EPOCH] == 4
+    assert task.status == J.FINISHED and task.job[J.EPOCH] == 4
     task.equals(fitted, history)
 
 
@@ -296,9 +296,9 @@ def test_a_task_goes_on_with_a_higher_limit(shuffle):
     first = fitted.fit(X, y, epochs=2, shuffle=shuffle, progress=False)
     second = fitted.fit(X, y, epochs=3, shuffle=shuffle, progress=False)
     task = Task(make(), X, y, 5, shuffle=shuffle)
-    task.job[layout.LIMIT] = 2
+    task.job[J.LIMIT] = 2
     task.run(5)
-    task.job[[layout.LIMIT, layout.STATUS]] = 5, layout.READY
+    task.job[[J.LIMIT, J.STATUS]] = 5, J.READY
     task.run(5)
     assert task.figures()["loss"] == first["loss"] + second["loss"]
     assert state(task.model) == state(fitted)
@@ -317,8 +317,8 @@ def test_a_task_has_the_models_shuffling_keys(seed):
     X, y = data(40)
     model, task = make(seed=seed), Task(make(seed=seed), X, y, 2)
     for _ in range(2):
-        task.run(int(task.job[layout.ROUNDS]), turns=1)
-        assert task.job[layout.KEY] == shuffling_key(model.resident.seed, model.epochs_done)
+        task.run(int(task.job[J.ROUNDS]), turns=1)
+        assert task.job[J.KEY] == shuffling_key(model.resident.seed, model.epochs_done)
         model.fit(X, y, progress=False)
 
 
@@ -331,8 +331,8 @@ def test_patience_is_fits(patience):
     assert (len(history) < 30) == (patience is not None)
     for budget in (1, 10**6):
         task = Task(make(optimizer=cv.Adam(0.1)), X, y, 30, **options).run(budget)
-        assert task.status == (layout.FINISHED if patience is None else layout.STOPPED)
-        assert task.job[layout.EPOCH] == len(history)
+        assert task.status == (J.FINISHED if patience is None else J.STOPPED)
+        assert task.job[J.EPOCH] == len(history)
         task.equals(fitted, history)
 
 
@@ -346,7 +346,7 @@ def test_a_fleet_trains_as_fit_does_for_any_number_of_workers(workers, budget):
     for task, (kind, seed, epochs) in zip(tasks, wanted):
         fitted = make(kind, seed)
         history = fitted.fit(X, y, epochs=epochs, validation=(X[:30], y[:30]), progress=False)
-        assert task.status == layout.FINISHED and task.job[layout.CLAIM] == 0
+        assert task.status == J.FINISHED and task.job[J.CLAIM] == 0
         task.equals(fitted, history)
 
 
@@ -355,20 +355,20 @@ def test_a_fleets_call_gives_as_many_turns_as_it_was_told():
     tasks = [Task(make(seed=s), X, y, 100) for s in range(3)]
     for lap in range(1, 4):
         run_fleet(tasks, budget=5, laps=1)
-        assert [int(t.job[layout.FIRST]) for t in tasks] == [5 * lap % 13] * 3  # 13 rounds an epoch
-    assert [t.status for t in tasks] == [layout.READY] * 3
+        assert [int(t.job[J.FIRST]) for t in tasks] == [5 * lap % 13] * 3  # 13 rounds an epoch
+    assert [t.status for t in tasks] == [J.READY] * 3
 
 
 def test_a_task_that_is_held_or_not_ready_is_passed_over():
     X, y = data()
     tasks = [Task(make(seed=s), X, y, 2) for s in range(3)]
-    tasks[0].job[layout.CLAIM] = 1
-    tasks[1].job[layout.STATUS] = layout.STOPPED
+    tasks[0].job[J.CLAIM] = 1
+    tasks[1].job[J.STATUS] = J.STOPPED
     before = [state(t.model) for t in tasks]
     turns = run_fleet(tasks, workers=2)
-    assert state(tasks[0].model) == before[0] and tasks[0].job[layout.CLAIM] == 1
-    assert state(tasks[1].model) == before[1] and tasks[1].status == layout.STOPPED
-    assert tasks[2].status == layout.FINISHED
+    assert state(tasks[0].model) == before[0] and tasks[0].job[J.CLAIM] == 1
+    assert state(tasks[1].model) == before[1] and tasks[1].status == J.STOPPED
+    assert tasks[2].status == J.FINISHED
     assert turns < 100, "workers go when nothing is left to do"
 
 
@@ -377,9 +377,9 @@ def test_a_loss_that_is_not_finite_stops_its_task_alone():
     options = dict(loss="mse", target_shape=(3,), optimizer=cv.SGD(1e6))
     bad, good = Task(make(**options), X[:16], X[:16, :3].copy(), 50), Task(make(), X, y, 2)  # a round an epoch: to Inf
     run_fleet([bad, good], workers=2)
-    assert bad.status == layout.NOT_FINITE and good.status == layout.FINISHED
+    assert bad.status == J.NOT_FINITE and good.status == J.FINISHED
     losses = bad.figures()["loss"]
-    assert len(losses) == bad.job[layout.EPOCH] < 50
+    assert len(losses) == bad.job[J.EPOCH] < 50
     assert np.isinf(losses[-1]) and np.isfinite(losses[:-1]).all()
 
 
@@ -389,8 +389,8 @@ def test_a_trap_stops_its_task_alone_and_stays_to_be_read():
     wrong[150] = 3
     bad, good = Task(make(), X, wrong, 2, shuffle=False), Task(make(), X, y, 2)
     run_fleet([bad, good], workers=2, budget=1)
-    assert bad.status == layout.TRAPPED and good.status == layout.FINISHED
-    assert bad.job[layout.FIRST] == 150 // 16 + 1, "at the end of the turn it happened in"
+    assert bad.status == J.TRAPPED and good.status == J.FINISHED
+    assert bad.job[J.FIRST] == 150 // 16 + 1, "at the end of the turn it happened in"
     code, row = (int(v) for v in bad.model.resident.elements[:2])
     assert code == 1 and bad.model.program.spec(row).name.startswith("softmax_cross_entropy")
 
@@ -398,4 +398,4 @@ def test_a_trap_stops_its_task_alone_and_stays_to_be_read():
 def test_a_trap_in_the_judge_stops_the_task():
     X, y = data()
     task = Task(make(), X, y, 5, validation=(X[:20], np.full(20, 7))).run(10**6)
-    assert task.status == layout.TRAPPED and task.job[layout.EPOCH] == 1
+    assert task.status == J.TRAPPED and task.job[J.EPOCH] == 1

@@ -197,7 +197,7 @@ def test_a_unet_in_less_memory(tmp_path):
     options = {"input_shape": (1, 32, 32), "optimizer": cv.SGD(0.05), "batch_size": 4, "workers": 1, "dtype": "float64"}
     memory = cv.Model(net, **options).plan.heap_bytes
     model = cv.Model(net, **options, memory=int(0.7 * memory))
-    assert model.plan.again
+    assert model.plan.recomputed
     rng = np.random.default_rng(2)
     data = {"input": rng.normal(size=(9, 1, 32, 32)).astype("f"), "target": rng.integers(0, 2, (9, 32, 32))}
     same(model, tmp_path, data, [(0, 4), (4, 6), (5, 9), (0, 4), (1, 5)])

@@ -151,7 +151,7 @@ def test_views_of_images_are_no_copies():
     for name, v in views.items():
         v.rename(name)
     program = cv.compile(g, batch_size=4, keep=[*views, soft.name])
-    m = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     m["x"] = X[2][:4]
     m.forward("p")
     y = m[a.name]
@@ -176,7 +176,7 @@ def test_axes_of_classes(axis):
         loss = cv.softmax_cross_entropy(x, t, axis=axis)
         share = cv.accuracy(x, t, axis=axis)
     program = cv.compile(g, batch_size=6, dtype="float64")
-    m = cv.CalcHeap(program.heap_bytes).load(program)
+    m = cv.CalcHeap(program.heap_bytes).create(program)
     scores = RNG.standard_normal((6, 4, 7))
     last = scores.transpose(0, 2, 1) if axis in (1, -2) else scores
     labels = RNG.integers(0, last.shape[2], last.shape[:2])
@@ -226,7 +226,7 @@ def test_an_output_beside_its_view():
         y = nn.Conv2d(4, 3).build(x, "c", False)
         p.output = y, cv.stop_gradient(y).rename("same")
     program = cv.compile(g, batch_size=2)
-    m = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     m["x"] = RNG.standard_normal((2, 3, 8, 8))
     m.forward("predict")
     assert np.array_equal(m[y.name], m["same"])

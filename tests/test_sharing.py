@@ -47,7 +47,7 @@ def test_any_team_gives_the_same_bits(batch):
     got = set()
     for workers in (1, 2, 3, 5):
         program = cv.compile(graph(), batch_size=3, workers=workers)
-        m = cv.CalcHeap(program.heap_bytes).load(program)
+        m = cv.CalcHeap(program.heap_bytes).create(program)
         m["x"], m["t"] = X[:batch], np.arange(6 * batch).reshape(batch, 6) % 7
         for _ in range(3):
             m.forward("learn")

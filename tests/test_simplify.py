@@ -50,7 +50,7 @@ def rows(graph: CalcGraph, **options: Any) -> list[str]:
 
 def loaded(graph: CalcGraph, batch: int = 5, dtype: str = "float64", **options: Any) -> Any:
     program = cv.compile(graph, batch_size=batch, dtype=dtype, workers=1, **options)
-    return cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    return cv.CalcHeap(program.heap_bytes).create(program, seed=3)
 
 
 def plain(make: Callable[..., Any], backward: bool = False) -> CalcGraph:
@@ -166,7 +166,7 @@ def kept_values(case: Any, keep: bool) -> tuple[dict[str, bytes], int]:
     graph = case.graph
     names = [v.name for v in graph.variables.values() if v.kind == "result"] if keep else []
     program = cv.compile(graph, batch_size=case.batch, workers=1, keep=names)
-    model, data, found = cv.CalcHeap(program.heap_bytes).load(program, seed=3), case.data(case.batch, 1), {}
+    model, data, found = cv.CalcHeap(program.heap_bytes).create(program, seed=3), case.data(case.batch, 1), {}
     for path in graph.paths:
         for name in model.loaded.feeds(path):
             model[name] = data[name]
@@ -331,7 +331,7 @@ def row_and_values(make: Callable[[Variable], Variable], dtype: str) -> tuple[li
     with g.path("p"):
         make(x).rename("y")
     program = cv.compile(g, batch_size=len(data), dtype=dtype, workers=1)
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = data
     model.run_round("p")
     return [program.instructions[row[0]].name for row in program.rows], model["y"].tobytes()
@@ -666,7 +666,7 @@ def test_a_script_computes_as_the_model(tmp_path):
 def test_on_several_devices():
     g, X, T = network_of_equals()
     program = cv.compile(g, batch_size=8, workers=1)
-    one = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    one = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     processors = [
         cv.Processor("a", workers=1),
         cv.Processor("b", workers=1, costs=lambda row: 0.0 if row["row"] in ("tanh_fwd", "sigmoid_fwd") else 1.0),

@@ -43,7 +43,7 @@ def straight(workers: int = 1) -> cv.Resident:
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.matmul(x, W)), cv.SGD(2.0**-20))
     program = cv.compile(g, batch_size=4, dtype="float64", workers=workers, accumulate=False)
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = np.ones((4, 8))
     return model
 

@@ -118,12 +118,12 @@ def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch, whole):
     without, as_none, solved = (cv.plan(graph, **how, **more, solver_seconds=ENOUGH) for more in ({}, slow, middle))
     assert without.proved and as_none.proved and solved.proved and solved.solver.startswith("HiGHS")
     assert as_none.overhead == pytest.approx(without.overhead) and not as_none.page_bytes
-    assert solved.overhead < min(found.overhead, without.overhead) and solved.page_bytes and solved.again
+    assert solved.overhead < min(found.overhead, without.overhead) and solved.page_bytes and solved.recomputed
     assert solved.lower_bound == pytest.approx(solved.overhead) and solved.heap_bytes <= how["memory"]
     check_live(solved)
     rng = np.random.default_rng(0)
     data = [(rng.standard_normal((b, 3, 12, 12)), rng.integers(0, 4, b)) for b in (32, 7, 32)]
-    models = [cv.CalcHeap(p.heap_bytes).load(cv.compile(graph, plan=p), seed=1) for p in (whole, solved)]
+    models = [cv.CalcHeap(p.heap_bytes).create(cv.compile(graph, plan=p), seed=1) for p in (whole, solved)]
     assert [models[0].step(*d) for d in data] == [models[1].step(*d) for d in data]
     for name, value in models[0].parameters.items():
         np.testing.assert_array_equal(value, models[1].parameters[name])

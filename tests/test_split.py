@@ -17,10 +17,10 @@ import pytest
 
 import calcvm as cv
 from calcvm import planner
-from calcvm.devices import plan as devices
 from calcvm.planner.split import assignment
 from calcvm.planner.split.assignment import FEW, assign
 from calcvm.planner.split.problem import AssignmentProblem, Read, problem_of
+from calcvm.split import plan as devices
 from tests.conftest import ENOUGH
 
 
@@ -188,7 +188,7 @@ def test_splitting_changes_no_bit(seed, whole):
     graph, shape = network(seed)
     accumulate, dtype = seed % 2 == 0, ("float32", "float64")[seed % 3 == 0]
     program = cv.compile(graph, batch_size=16, workers=1, accumulate=accumulate, dtype=dtype)
-    one = cv.CalcHeap(program.heap_bytes).load(program, seed=seed)
+    one = cv.CalcHeap(program.heap_bytes).create(program, seed=seed)
     rng = random.Random(seed)
     costs = {row: rng.uniform(1e-6, 1e-4) for row, _ in program.instructions}  # so that work goes to and fro
     plan = cv.plan_devices(
@@ -224,7 +224,7 @@ def test_two_devices_hold_what_neither_does_alone():
     assert plan.alone == (None, None)
     assert all(0 < b <= allowed for b in plan.heap_bytes.values())
     assert len({*plan.where}) == 2 and plan.copied_bytes > 0
-    one = cv.CalcHeap(whole.heap_bytes).load(cv.compile(graph, plan=whole), seed=3)
+    one = cv.CalcHeap(whole.heap_bytes).create(cv.compile(graph, plan=whole), seed=3)
     split = cv.SplitModel(plan, seed=3)
     for part, nbytes in zip(split._parts, plan.heap_bytes.values()):
         assert part.program.heap_bytes == nbytes
@@ -335,7 +335,7 @@ def split_and_one(net, shape, optimizer, costs, teams=(1, 1), batch=4, **options
     """A model on two devices, of which one has rows that cost nothing, and the same on one."""
     graph = cv.build_graph(net, shape, "mse", optimizer)
     program = cv.compile(graph, batch_size=batch, workers=1, **options)
-    one = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    one = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     processors = [
         cv.Processor("a", workers=teams[0]),
         cv.Processor("b", workers=teams[1], costs=lambda row: 0.0 if (row["row"], row["label"]) in costs or row["row"] in costs else 1.0),

@@ -127,13 +127,13 @@ def test_two_heaps_of_one_store_never_share_a_model(kind, tmp_path):
     program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
     store = MemoryStore() if kind == "memory" else FileStore(tmp_path)
     one, two = (cv.CalcHeap(program.heap_bytes, store=store) for _ in range(2))
-    models = [heap.load(program, seed=10 * i + j) for i in range(3) for j, heap in enumerate((one, two))]
+    models = [heap.create(program, seed=10 * i + j) for i in range(3) for j, heap in enumerate((one, two))]
     assert len({model.name for model in models}) == 6
     for i, model in enumerate(models):  # each heap has room for one
-        fresh = cv.CalcHeap(program.heap_bytes).load(program, seed=10 * (i // 2) + i % 2)
+        fresh = cv.CalcHeap(program.heap_bytes).create(program, seed=10 * (i // 2) + i % 2)
         np.testing.assert_array_equal(model.parameters["linear_1.weight"], fresh.parameters["linear_1.weight"])
-    one.load(program, name="m")
-    for taken in (lambda: two.load(program, name="m"), lambda: two.open("m")):
+    one.create(program, name="m")
+    for taken in (lambda: two.create(program, name="m"), lambda: two.open("m")):
         with pytest.raises(
             CalcError, match="another heap of this store has a model 'm' open|the store has a model 'm'"
         ):
@@ -160,7 +160,7 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(end, tmp_path, monkey
     program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
     store, names = FileStore(tmp_path), [f"m{k}" for k in range(6)]
     heap = cv.CalcHeap("1 MiB", store=store)
-    models = [cv.Model.on(heap.load(program, name=name)) for name in names]
+    models = [cv.Model.on(heap.create(program, name=name)) for name in names]
     heap.flush()
     for model in models:
         model.step(np.ones((4, 3)), np.ones((4, 2)))
@@ -712,7 +712,7 @@ def test_a_reader_changes_nothing(tmp_path, program):
 def test_a_model_of_a_reader_learns_in_memory_and_leaves_no_trace(tmp_path):
     program = cv.compile(cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
     with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
-        heap.load(program, seed=1, name="m")
+        heap.create(program, seed=1, name="m")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     heap = cv.CalcHeap("1 MiB", store=FileStore(tmp_path, read_only=True))
     model = heap.open("m")
@@ -742,7 +742,7 @@ def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, u
             model.resident.commit()
 
     with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
-        written = {name: cv.Model.on(heap.load(program, name=name)) for name in "ab"}
+        written = {name: cv.Model.on(heap.create(program, name=name)) for name in "ab"}
         train(*written.values())
         size = program.heap_bytes if room == "one" else "1 MiB"
         with cv.CalcHeap(size, store=FileStore(tmp_path, read_only=True)) as reader:
@@ -796,7 +796,7 @@ def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, 
     put = FileStore.put
 
     def counted(self, name, facts, image):
-        versions_written.append(facts["rounds"])
+        versions_written.append(facts["epochs"])
         put(self, name, facts, image)
 
     with monkeypatch.context() as patch:
@@ -810,7 +810,7 @@ def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, 
     step = 7 if checkpoint == "end" else min(checkpoint, 7)
     assert versions_written == sorted({*range(step, 8, step), 7}) and len(versions_written) == written
     facts, kept = store.get("m")
-    assert facts["rounds"] == 7 and handle.resident.image().tobytes().startswith(bytes(kept))
+    assert facts["epochs"] == 7 and handle.resident.image().tobytes().startswith(bytes(kept))
     for wrong in (0, -1, "never", 1.5, None, True):
         with pytest.raises(CalcError, match="checkpoint"):
             handle.model.fit(x, np.zeros(20, "i8"), 1, progress=False, checkpoint=wrong)

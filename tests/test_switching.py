@@ -76,7 +76,7 @@ def test_threads_that_share_a_heap():
 def test_a_flush_meanwhile_writes_whole_models(tmp_path):
     """What one thread writes while another trains is read back as it was at the end of some run."""
     store, done = cv.FileStore(tmp_path, durable=False), threading.Event()
-    model = cv.CalcHeap("1 MiB", store).load(programs()["adam"], seed=1, name="m")
+    model = cv.CalcHeap("1 MiB", store).create(programs()["adam"], seed=1, name="m")
     model.step(X, Y)
     thread = threading.Thread(target=lambda: [model.run_steps(500) for _ in range(100)] and done.set())
     thread.start()
@@ -109,7 +109,7 @@ def test_a_switch_that_is_left_out_is_noticed():
 def test_what_is_copied_is_counted():
     program = programs()["adam"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     image = a.loaded.image[1] - a.loaded.image[0]
     assert image < program.heap_bytes
     a.step(X, Y)
@@ -132,7 +132,7 @@ def test_what_is_copied_is_counted():
 def test_a_gradient_is_copied_only_in_the_middle_of_an_accumulation():
     program = programs()["rounds"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     start, stop = a.loaded.image
 
     def bytes_out():
@@ -161,8 +161,8 @@ def test_predictions_in_the_middle_of_an_accumulation_leave_it_open():
     """The gradient outlives what only looks at the model, and a switch after that."""
     program = programs()["rounds"]
     heap = heap_of(program)
-    looked_at, other = heap.load(program, seed=1), heap.load(program, seed=2)
-    alone = heap_of(program).load(program, seed=1)
+    looked_at, other = heap.create(program, seed=1), heap.create(program, seed=2)
+    alone = heap_of(program).create(program, seed=1)
     for model in (looked_at, alone):
         model["input"], model["target"] = X, Y
         model.forward("learn")
@@ -180,7 +180,7 @@ def test_predictions_in_the_middle_of_an_accumulation_leave_it_open():
 def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
     program = programs()["adam"]
     heap = heap_of(program)
-    models = [heap.load(program, seed=i) for i in range(4)]
+    models = [heap.create(program, seed=i) for i in range(4)]
     for model in models:
         model.step(X, Y)
     for name in (
@@ -199,7 +199,7 @@ def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
 def test_one_model_more_than_there_is_room_for_switches_few():
     program, rounds = programs()["adam"], 6
     heap = heap_of(program, 60)
-    models = [heap.load(program, seed=i) for i in range(61)]
+    models = [heap.create(program, seed=i) for i in range(61)]
     for _ in range(rounds):
         for model in models:
             model.step(X, Y)
@@ -210,7 +210,7 @@ def test_one_model_more_than_there_is_room_for_switches_few():
     assert rounds < heap.stats.switches < 20 * rounds  # of 61 * rounds calls
     again = heap_of(program, 61)
     for i, model in enumerate(models):
-        alone = again.load(program, seed=i)
+        alone = again.create(program, seed=i)
         for _ in range(2 * rounds):
             alone.step(X, Y)
         np.testing.assert_array_equal(model.parameters["linear_1.weight"], alone.parameters["linear_1.weight"])
@@ -219,7 +219,7 @@ def test_one_model_more_than_there_is_room_for_switches_few():
 def test_the_least_recently_used_goes_and_who_is_in_use_stays():
     program = programs()["adam"]
     heap = heap_of(program, 3)
-    a, b, c, d = (heap.load(program, seed=i, name=name) for i, name in enumerate("abcd"))
+    a, b, c, d = (heap.create(program, seed=i, name=name) for i, name in enumerate("abcd"))
 
     def inside():
         return {m.name for m in (a, b, c, d) if m.record.slot is not None}
@@ -243,7 +243,7 @@ def test_the_least_recently_used_goes_and_who_is_in_use_stays():
 def test_views_given_out_change_the_model():
     program = programs()["adam"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     with a:
         a.parameters["linear_1.bias"][...] = 7
     b.step(X, Y)
@@ -253,7 +253,7 @@ def test_views_given_out_change_the_model():
 def test_hyperparameters_stay_with_their_model():
     program = programs()["adam"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     a.hyper()["learning_rate"] = 0.5
     b.hyper()["learning_rate"] = 0.25
     assert (a.hyper()["learning_rate"], b.hyper()["learning_rate"]) == (0.5, 0.25)
@@ -262,7 +262,7 @@ def test_hyperparameters_stay_with_their_model():
 def test_data_and_results_are_gone_and_the_error_says_so():
     program = programs()["adam"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     a.step(X, Y)
     assert np.isfinite(a["loss"])
     b.step(X, Y)
@@ -283,7 +283,7 @@ def test_data_and_results_are_gone_and_the_error_says_so():
 def test_a_trap_is_not_the_next_models():
     program = programs()["adam"]
     heap = heap_of(program)
-    a, b = heap.load(program, seed=1), heap.load(program, seed=2)
+    a, b = heap.create(program, seed=1), heap.create(program, seed=2)
     with a:
         slot = a.slot
         a["input"], a["target"] = X, Y
@@ -300,13 +300,13 @@ def test_nothing_of_one_model_is_written_with_another():
     """Cells between parameters hold nothing, whatever lay in the piece before."""
     first, second = programs()["float64"], programs()["adam"]
     heap = cv.CalcHeap(max(first.heap_bytes, second.heap_bytes))
-    loud, quiet = heap.load(first, seed=0), heap.load(second, seed=0)
+    loud, quiet = heap.create(first, seed=0), heap.create(second, seed=0)
     for _ in range(3):
         with loud:
             slot = loud.slot
             slot.bytes[64:] = 0xA5
         quiet.step(X, Y)
-    alone = heap_of(second).load(second, seed=0)
+    alone = heap_of(second).create(second, seed=0)
     for _ in range(3):
         alone.step(X, Y)
     assert switched.contents(quiet) == switched.contents(alone)
@@ -316,15 +316,15 @@ def test_nothing_of_one_model_is_written_with_another():
 def test_names_and_sizes_are_refused():
     program = programs()["adam"]
     heap = heap_of(program, 2)
-    a = heap.load(program, name="a")
+    a = heap.create(program, name="a")
     with pytest.raises(cv.CalcError, match="the heap has a model 'a'"):
-        heap.load(program, name="a")
+        heap.create(program, name="a")
     with pytest.raises(cv.CalcError, match="no model 'b'"):
         heap.open("b")
     large = programs()["float64"]
     small = cv.CalcHeap(large.heap_bytes - 64)
     with pytest.raises(cv.PlanError) as refused:
-        small.load(large)
+        small.create(large)
     assert (refused.value.needed, refused.value.allowed) == (large.heap_bytes, small.nbytes)
     a.close()
     with pytest.raises(cv.CalcError, match="closed"):

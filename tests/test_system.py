@@ -332,9 +332,9 @@ def test_what_cannot_run_says_so_in_a_sentence(monkeypatch, platform):
     assert cv.plan(g, batch_size=4).workers == 1
     if platform == "win32":
         with pytest.raises(cv.CalcError, match="plans on Windows but cannot run there.*take WSL or Linux"):
-            cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4))
+            cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4))
     else:
-        cv.CalcHeap("1 MiB").load(made)
+        cv.CalcHeap("1 MiB").create(made)
     with pytest.raises(cv.CalcError, match=paged if platform != "win32" else "Windows"):
         system.check_runs("device 'cpu'", paged=True)
 

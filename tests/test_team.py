@@ -217,7 +217,7 @@ def test_any_change_of_a_team_while_it_works_leaves_the_bits():
         int(
             child("""
 import ctypes
-from calcvm.vm.run import job as layout, team
+from calcvm.vm.run import job as J, team
 
 net = nn.Conv2d(4, 3) >> nn.BatchNorm() >> nn.ReLU() >> nn.Dropout(0.3) >> nn.Flatten() >> nn.Linear(3)
 graph = cv.build_graph(net, (1, 12, 12), "softmax_cross_entropy", cv.Adam(1e-2))
@@ -235,7 +235,7 @@ def learn(workers):
 
 
 def change():
-    draw, fit = random.Random(0), (ctypes.c_int64 * 1).from_address(team.control() + layout.FIT)
+    draw, fit = random.Random(0), (ctypes.c_int64 * 1).from_address(team.control() + J.FIT)
     while not over:
         fit[0] = draw.randint(1, 5)
         time.sleep(draw.uniform(0, 2e-4))
@@ -328,10 +328,10 @@ def test_an_interrupt_at_every_instruction_leaves_the_team_as_it_was(call):
     """Of Python's around the compiled code.  One between taking the team and `try` lost it for good."""
     text = f"""
 import ctypes
-from calcvm.vm.run import job as layout, team
+from calcvm.vm.run import job as J, team
 
 assert losses() == ref
-busy = (ctypes.c_int64 * 1).from_address(team.control() + layout.BUSY)
+busy = (ctypes.c_int64 * 1).from_address(team.control() + J.BUSY)
 files = {{os.path.join(*at) for at in (("run", "team.py"), ("run", "device.py"), ("memory", "slot.py"), ("run", "entry.py"))}}
 
 def trace(frame, what, arg):

@@ -210,7 +210,7 @@ def test_dropouts_of_one_graph_draw_differently():
     x = g.placeholder("x", (None, 400))
     with g.path("run"):
         a, b = cv.dropout(x, 0.5), cv.dropout(x, 0.5)
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=5, keep=[a.name, b.name]))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=5, keep=[a.name, b.name]))
     model["x"] = np.ones((5, 400))
     model.forward("run")
     first = model[a.name]
@@ -227,7 +227,7 @@ def test_dropout_on_both_sides_of_the_output_keeps_its_mask_in_the_backward():
     with g.path("learn", backward=True) as learn:
         y = cv.dropout(x * w, 0.5)
         learn.minimize(cv.sum(cv.dropout(y, 0.5)), optimizer=cv.SGD(0.0), output=y)
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, dtype="float64"))
     model["x"] = np.ones((1, 60))
     model.forward("learn")
     model.backward("learn")
@@ -257,7 +257,7 @@ def test_sums_of_squares_over_axes_that_are_no_neighbours():
     with g.path("learn", backward=True) as learn:
         y = cv.sum_squares(p, axes=(0, 2))  # squares the first block, and only adds the second up
         learn.minimize(cv.sum(y * np.array([1.0, 3.0])), optimizer=cv.SGD(1.0))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, dtype="float64"))
     model.forward("learn")
     model.backward("learn")
     np.testing.assert_allclose(model.grad("p"), 2 * x * np.array([1.0, 3.0])[:, None])

@@ -47,7 +47,7 @@ def looked(build, data: dict[str, np.ndarray], workers: int = 1) -> dict:
     names = [v.name for v in results.values()]
     program = cv.compile(g, batch_size=n, workers=workers, keep=names)
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, workers=workers)
+        model = heap.create(program, workers=workers)
         for name, a in data.items():
             model[name] = a
             assert model[name].dtype == a.dtype and np.array_equal(model[name], a, equal_nan=a.dtype.kind == "f")
@@ -197,7 +197,7 @@ def test_labels_and_images_as_they_are_train_to_the_same_bits(dtype, workers):
         g = CalcGraph()
         masked(g, labels, image)
         program = cv.compile(g, batch_size=16, dtype=dtype, workers=workers)
-        model = cv.CalcHeap(program.heap_bytes).load(program, seed=1, workers=workers)
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=1, workers=workers)
         losses = [model.step(X[:16], t[:16]) for _ in range(20)]
         model["x"], model["t"] = X[16:20], t[16:20]
         losses.append(model.run_steps(5))
@@ -215,7 +215,7 @@ def test_training_through_conditions_is_pytorchs():
     g = CalcGraph()
     masked(g, "int64", "uint8")
     program = cv.compile(g, batch_size=16, dtype="float64")
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
     W, b = (torch.tensor(model.parameters[n].copy(), requires_grad=True) for n in "Wb")
     optimizer = torch.optim.Adam([W, b], lr=0.05)
     for _ in range(10):
@@ -254,7 +254,7 @@ def test_epochs_fleets_and_switches(given, tmp_path):
     X, T = RNG.integers(0, 256, (37, 6)).astype(np.uint8), RNG.integers(0, 3, 37)
     data = {"list": X.tolist(), "strided": np.repeat(X, 2, 1)[:, ::2]}.get(given)
     data = X.astype(given) if data is None else data
-    want = cv.CalcHeap(program.heap_bytes).load(program, seed=5)
+    want = cv.CalcHeap(program.heap_bytes).create(program, seed=5)
     got = want.copy(heap=cv.CalcHeap(program.heap_bytes))
     for model, x, t in ((want, X, T), (got, data, T.astype(np.int32))):
         cv.Model.on(model).fit(x, t, epochs=3)
@@ -267,9 +267,9 @@ def test_epochs_fleets_and_switches(given, tmp_path):
 
 def test_many_calls_are_compiled_ones():
     """Compiled methods copy labels and images as they are, and leave other types to Python."""
-    model = cv.Model.on(cv.CalcHeap(small().heap_bytes).load(small(), seed=0))
+    model = cv.Model.on(cv.CalcHeap(small().heap_bytes).create(small(), seed=0))
     X, T = RNG.integers(0, 256, (8, 6)).astype(np.uint8), RNG.integers(0, 3, 8)
-    want = cv.Model.on(cv.CalcHeap(small().heap_bytes).load(small(), seed=0))
+    want = cv.Model.on(cv.CalcHeap(small().heap_bytes).create(small(), seed=0))
     for k in range(100):
         x, t = (X, T) if k % 3 else (X.astype(np.float64), T.astype(np.int32))
         assert model.step(x, t) == want.step(X, T)
@@ -327,7 +327,7 @@ def test_numbers_that_a_placeholder_has_not(dtype, value, message):
     with g.path("p"):
         cv.equal(x, 0)
     program = cv.compile(g, batch_size=2)
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     with pytest.raises(CalcError, match=message):
         model["x"] = value
 
@@ -487,7 +487,7 @@ def test_what_differs_is_not_equal(dtype, type_, values, other):
     x, y = g.placeholder("x", (None,), dtype=type_), g.placeholder("y", (None,), dtype="float64")
     with g.path("p"):
         made = {">": x > other, "=": cv.equal(x, other), "y>": x > y, "y=": cv.equal(y, x)}
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=len(values), dtype=dtype))
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=len(values), dtype=dtype))
     m["x"], m["y"] = values, np.full(len(values), float(other))
     m.forward("p")
     for name, wanted in ((">", values > other), ("=", values == other)):
@@ -582,7 +582,7 @@ def test_of_two_of_which_one_is_nan_gradients_are_pytorchs(name, dtype):
         learn.minimize(cv.sum(y * g.constant("w", w)), cv.SGD(0.1))
     program = cv.compile(g, batch_size=1, keep=[y], dtype=dtype)
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program)
+        model = heap.create(program)
         model.parameters["p"][:], model.parameters["q"][:] = a, b
         model.forward("learn")
         model.backward("learn")
@@ -633,7 +633,7 @@ def test_floats_beyond_float32_are_infinite_there():
         chosen = cv.where(x < 1e300, -1e300, x).rename("chosen")
     program = cv.compile(g, batch_size=2, keep=[fed, added, chosen])
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program)
+        model = heap.create(program)
         model["x"] = huge
         model.forward("p")
         with np.errstate(over="ignore"):
@@ -650,7 +650,7 @@ def indexed(build):
     with g.path("p") as p:
         p.output = build(x, i)
     program = cv.compile(g, batch_size=4)
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"], model["i"] = np.ones((4, 3)), np.array([0, 1, 2, 0])
     return model
 
@@ -680,7 +680,7 @@ def test_a_part_of_a_label_is_told(found):
         p.output = cv.pick(x, i)
     program = cv.compile(g, batch_size=4)
     with cv.CalcHeap(program.heap_bytes) as heap, pytest.raises(CalcError, match=f"integers in .0, 3.; found {found}"):
-        heap.load(program)["i"] = np.array([0, 1, found, 2])
+        heap.create(program)["i"] = np.array([0, 1, found, 2])
 
 
 def test_what_cannot_be_bound_says_its_type():
@@ -780,7 +780,7 @@ def test_gradients_go_through_casts_of_floats(to, dtype):
     with g.path("learn", backward=True) as learn:
         z = cv.cast(x * w, to)
         learn.minimize(cv.sum(cv.where(z > 3, z, 2 * z) * w), cv.SGD(0.1))
-    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype=dtype), seed=0)
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, dtype=dtype), seed=0)
     m["x"] = np.full((4, 3), 2)
     m.parameters["w"][...] = 1, 2, 3
     m.forward("learn")

@@ -133,7 +133,7 @@ def test_a_step_in_a_budget_is_told_beside_one_without(monkeypatch: pytest.Monke
     whole = cv.plan(g, objective="memory", costs="measured", **HOW)
     budget = {"memory": int(0.7 * whole.heap_bytes), **HOW}
     plan = cv.plan(g, costs="measured", **budget)
-    assert plan.again and plan.seconds_without == pytest.approx(whole.seconds) and whole.seconds_without is None
+    assert plan.recomputed and plan.seconds_without == pytest.approx(whole.seconds) and whole.seconds_without is None
     assert "caches counted" in str(plan) and plan.to_dict()["seconds_without"] == plan.seconds_without
     second = cv.plan(g, costs="measured", **budget)
     assert (second.seconds, second.seconds_without) == (plan.seconds, plan.seconds_without)

@@ -38,7 +38,7 @@ def rooms(plan: cv.Plan) -> list[int]:
 
 
 def trained(plan: cv.Plan) -> bytes:
-    model = cv.CalcHeap(plan.heap_bytes).load(cv.compile(graph(), plan=plan), seed=1)
+    model = cv.CalcHeap(plan.heap_bytes).create(cv.compile(graph(), plan=plan), seed=1)
     rng = np.random.default_rng(0)
     for _ in range(3):
         model.step(rng.random((BATCH, 40), np.float32), rng.random((BATCH, 30), np.float32))

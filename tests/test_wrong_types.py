@@ -58,7 +58,7 @@ def scene():
 
 
 def resident(program=None):
-    model = cv.CalcHeap("1 MiB").load(program or programs().plain)
+    model = cv.CalcHeap("1 MiB").create(program or programs().plain)
     model.step(X[:8], Y[:8])
     return model
 
@@ -285,9 +285,9 @@ def targets():
         "Resident.run_section": method(cv.Resident, resident, "run_section", path="learn", phase="forward"),
         **{f"Resident.{n}": method(cv.Resident, resident, n, path="learn") for n in ("forward", "backward", "optimize", "end_round")},
         "cv.CalcHeap": plain(cv.CalcHeap, memory="1 MiB"),
-        "CalcHeap.load": (
-            lambda **wrong: cv.CalcHeap("1 MiB").load(**{"program": programs().plain, **wrong}),
-            _parameters(cv.CalcHeap.load)[1:],
+        "CalcHeap.create": (
+            lambda **wrong: cv.CalcHeap("1 MiB").create(**{"program": programs().plain, **wrong}),
+            _parameters(cv.CalcHeap.create)[1:],
         ),
         "CalcHeap.open": method(cv.CalcHeap, partial(cv.CalcHeap, "1 MiB"), "open", name="x"),
         "CalcHeap[]": item(partial(cv.CalcHeap, "1 MiB")),

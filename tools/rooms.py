@@ -26,7 +26,7 @@ COMMON = {
     "lazy.py",
     "tables.py",
     "progress.py",
-    "undisturbed.py",
+    "without_signals.py",
     "checks.py",
 }  # imported by many, so drawn without arrows
 

@@ -33,7 +33,7 @@ class Many(many.Many):
         heap = cv.CalcHeap(program.heap_bytes)
         drawn = []
         for i in range(models):
-            model = heap.load(program, seed=first + i)
+            model = heap.create(program, seed=first + i)
             drawn.append([p.copy() for p in model.parameters.values()])
             model.close()
         stacked = [np.stack(arrays) for arrays in zip(*drawn)]

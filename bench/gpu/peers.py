@@ -36,7 +36,7 @@ class Ours:
         graph = cv.build_graph(net, (task.sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
         how = {} if device == "cpu" else self.options
         program = cv.compile(graph, batch_size=len(x), accumulate=False, device=device, **how)
-        self.model = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program))
+        self.model = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program))
         self.x, self.y = x, y
         self.heap_bytes = program.heap_bytes
         mode, blocks = program.info.get("mode"), program.workers

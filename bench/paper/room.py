@@ -111,7 +111,7 @@ def ours(sizes: list[int], budget: int, switched: bool) -> dict[str, int]:
     graph = import_module("calcvm.model").build_graph(net, (sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
     program = cv.compile(graph, batch_size=BATCH, workers=1, accumulate=False)
     x, y = Task(sizes).sample(BATCH)
-    first = cv.CalcHeap(program.heap_bytes).load(program)
+    first = cv.CalcHeap(program.heap_bytes).create(program)
     first.step(x, y)
     each = -(-program.heap_bytes // 64) * 64
     start, stop = first.loaded.image
@@ -120,7 +120,7 @@ def ours(sizes: list[int], budget: int, switched: bool) -> dict[str, int]:
     heap = cv.CalcHeap(each if switched else budget)
     models = []
     for i in range(n):
-        models.append(heap.load(program, seed=i))
+        models.append(heap.create(program, seed=i))
         models[-1].step(x, y)
     if not switched:
         for model in models:

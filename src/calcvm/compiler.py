@@ -26,13 +26,13 @@ from calcvm.planner.ladder import ladder
 from calcvm.planner.paging import BANDWIDTH, File
 from calcvm.progress import Solving
 from calcvm.teams import default_team
-from calcvm.undisturbed import uncollected
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import ITEMSIZE
 from calcvm.vm.program.program import Program
 from calcvm.vm.run.device import DEVICES
+from calcvm.without_signals import uncollected
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # needed by type checkers only
@@ -73,7 +73,7 @@ def plan(
         The largest batch.  By default the largest that ``memory`` allows if rows get the scratch that is fastest.
     memory : int or str, optional
         Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  If it does not suffice, rows get less scratch.  If
-        it still does not suffice for ``batch_size``, the backward recomputes values of the forward (``plan.again``).
+        it still does not suffice for ``batch_size``, the backward recomputes values of the forward (``plan.recomputed``).
         Training gives the same bits.
     dtype : "float32" or "float64"
     device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
@@ -211,7 +211,7 @@ def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
     if flops(alone.lowered, alone.batch_size) >= TEAM_FLOPS:
         with suppress(PlanError):  # a team's scratch does not fit
             return planned(cores)
-    return planned(1) if (alone.again or alone.page_bytes) and solved else alone
+    return planned(1) if (alone.recomputed or alone.page_bytes) and solved else alone
 
 
 def _name_of(dtype: Any) -> Any:

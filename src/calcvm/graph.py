@@ -600,7 +600,7 @@ class Path(Answering):
         values : arrays by variable or name, in the variables' shapes: placeholders, results of other paths, and the
             parameters and buffers that differ from a model's initial values (``{"x": X, **model.parameters}``).  A given
             result of this path is used as it is.
-        seed : the seed of the parameters that are not given, as in ``heap.load(program, seed=seed)``.
+        seed : the seed of the parameters that are not given, as in ``heap.create(program, seed=seed)``.
 
         Returns
         -------

@@ -167,6 +167,8 @@ NAMES: dict[str, dict[str, str]] = {
         "rsqrt": "cv.pow(x, -0.5)", "size": "shape", "squeeze": "cv.reshape(x, shape)", "unsqueeze": "cv.reshape(x, shape)",
         "view": "cv.reshape(x, shape)", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
     },
+    "CalcHeap": {"load": "heap.create(program)"},
+    "Plan": {"again": "recomputed"},
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from calcvm import checks, hints
 from calcvm.errors import CalcError, ShapeError
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 Shape = tuple[int, ...]
 BLOCK = 1 << 16  # most values drawn at once
@@ -34,7 +34,7 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[-2] * field, shape[-1] * field
 
 
-@record
+@frozen
 class Initializer:
     """Base class: a callable from a shape and a random generator to values.
 
@@ -74,7 +74,7 @@ class Initializer:
                 block[...] = draw(block.shape, rng)
 
 
-@record
+@frozen
 class Constant(Initializer):
     """Every element is ``value``."""
 
@@ -84,21 +84,21 @@ class Constant(Initializer):
         return lambda of, rng: np.full(of, float(self.value))
 
 
-@record
+@frozen
 class Zeros(Constant):
     """Every element is 0."""
 
     value: float = 0.0
 
 
-@record
+@frozen
 class Ones(Constant):
     """Every element is 1."""
 
     value: float = 1.0
 
 
-@record
+@frozen
 class Uniform(Initializer):
     """Uniform in [low, high)."""
 
@@ -114,7 +114,7 @@ class Uniform(Initializer):
         return lambda of, rng: rng.uniform(self.low, self.high, of)
 
 
-@record
+@frozen
 class Normal(Initializer):
     """Normal of ``mean`` and standard deviation ``std``."""
 
@@ -130,7 +130,7 @@ class Normal(Initializer):
         return lambda of, rng: rng.normal(self.mean, self.std, of)
 
 
-@record
+@frozen
 class TruncatedNormal(Normal):
     """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are redrawn."""
 
@@ -144,7 +144,7 @@ class TruncatedNormal(Normal):
         return self.mean + self.std * x
 
 
-@record
+@frozen
 class _Scaled(Initializer):
     """Mean 0 and variance gain^2 / fan."""
 
@@ -163,7 +163,7 @@ class _Scaled(Initializer):
         return lambda of, rng: rng.normal(0, std, of)
 
 
-@record
+@frozen
 class XavierNormal(_Scaled):
     """Normal of variance ``gain^2 * 2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
 
@@ -171,7 +171,7 @@ class XavierNormal(_Scaled):
         return self.gain * math.sqrt(2 / max(1, sum(fans(shape))))
 
 
-@record
+@frozen
 class XavierUniform(XavierNormal):
     """Uniform of the same variance as `XavierNormal`."""
 
@@ -180,7 +180,7 @@ class XavierUniform(XavierNormal):
         return lambda of, rng: rng.uniform(-bound, bound, of)
 
 
-@record
+@frozen
 class HeNormal(_Scaled):
     """Normal of variance ``gain^2 / fan_in`` (He et al. 2015); the default gain, sqrt(2), suits ReLU."""
 
@@ -190,7 +190,7 @@ class HeNormal(_Scaled):
         return self.gain / math.sqrt(max(1, fans(shape)[0]))
 
 
-@record
+@frozen
 class HeUniform(HeNormal):
     """Uniform of the same variance as `HeNormal`."""
 
@@ -199,7 +199,7 @@ class HeUniform(HeNormal):
         return lambda of, rng: rng.uniform(-bound, bound, of)
 
 
-@record
+@frozen
 class Orthogonal(Initializer):
     """``gain`` times a random matrix of orthonormal rows or columns (Saxe et al. 2014).
 
@@ -223,7 +223,7 @@ FUNCTIONS: dict[
 ] = {}  # functions given to graphs of this process, by name
 
 
-@record
+@frozen
 class Function(Initializer):
     """A user's function of (shape, rng).  A program stores its name only."""
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from calcvm import checks
 from calcvm.errors import CalcError
+from calcvm.frozen import frozen
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
-from calcvm.record import record
 
 LARGEST_COUNT = 2**53  # steps: slots are float64
 MOST_SAMPLES = 10**7  # numbers in a schedule's table
@@ -47,7 +47,7 @@ def _count(owner: Any, name: str, least: int) -> None:
 
 
 # ---------------------------------------------------------------- schedules
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Schedule:
     """A learning rate over steps.  The first ``warmup_steps`` steps rise linearly to the full rate.
 
@@ -65,12 +65,12 @@ class Schedule:
         return {self.slot_of.get(f.name, f.name): float(getattr(self, f.name)) for f in fields(self)}
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Constant(Schedule):
     """The same rate in every step."""
 
 
-@record
+@frozen
 class Step(Schedule):
     """The rate times ``gamma`` after every ``step_size`` steps (torch's StepLR)."""
 
@@ -84,7 +84,7 @@ class Step(Schedule):
         _at_least_0(self, "gamma")
 
 
-@record
+@frozen
 class Exponential(Schedule):
     """The rate times ``gamma`` after every step (torch's ExponentialLR)."""
 
@@ -96,7 +96,7 @@ class Exponential(Schedule):
         _at_least_0(self, "gamma")
 
 
-@record
+@frozen
 class Cosine(Schedule):
     """Half a cosine from the rate down to ``min_lr`` over ``total_steps``; then ``min_lr``.
 
@@ -113,7 +113,7 @@ class Cosine(Schedule):
         _at_least_0(self, "min_lr")
 
 
-@record
+@frozen
 class CosineRestarts(Schedule):
     """Half a cosine from the rate down to ``min_lr`` over ``period`` steps, then a restart from the rate: SGDR.
 
@@ -134,7 +134,7 @@ class CosineRestarts(Schedule):
         _at_least_0(self, "min_lr")
 
 
-@record
+@frozen
 class Sampled(Schedule):
     """The rate times ``function(k)`` in step k = 0, 1, ..., for a plain function (torch's LambdaLR).
 
@@ -165,7 +165,7 @@ class Sampled(Schedule):
 
 
 # ---------------------------------------------------------------- optimizers
-@record
+@frozen
 class Optimizer:
     """Base class of the optimizers.
 
@@ -246,7 +246,7 @@ class Optimizer:
         return out | (self.schedule or Constant()).slots()
 
 
-@record
+@frozen
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum (Polyak) or Nesterov momentum."""
 
@@ -268,7 +268,7 @@ class SGD(Optimizer):
         return "nesterov" if self.nesterov else "momentum" if self.momentum else "sgd"
 
 
-@record
+@frozen
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015); ``weight_decay`` is added to the gradient."""
 
@@ -284,7 +284,7 @@ class Adam(Optimizer):
         _at_least_0(self, "eps", "weight_decay")
 
 
-@record
+@frozen
 class AdamHat(Adam):
     """Adam with ``eps`` added to the root before its bias is corrected: Kingma and Ba's epsilon hat.
 
@@ -292,14 +292,14 @@ class AdamHat(Adam):
     """
 
 
-@record
+@frozen
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     weight_decay: float = 1e-2
 
 
-@record
+@frozen
 class RMSProp(Optimizer):
     """RMSProp (Tieleman and Hinton 2012), not centred."""
 
@@ -320,7 +320,7 @@ class RMSProp(Optimizer):
         return "rmsprop_momentum" if self.momentum else "rmsprop"
 
 
-@record
+@frozen
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al. 2011)."""
 
@@ -338,7 +338,7 @@ class Adagrad(Optimizer):
         return {"v": float(self.initial_accumulator)}
 
 
-@record
+@frozen
 class Lion(Optimizer):
     """Lion (Chen et al. 2023): the sign of a mean, with decoupled weight decay."""
 
@@ -416,7 +416,7 @@ def _check_own(given: Optimizer) -> None:
 
 
 # ---------------------------------------------------------------- regularizers
-@record
+@frozen
 class Regularizer:
     """The penalty ``l1 * sum |p| + l2 * sum p^2`` on a parameter (as in Keras)."""
 

@@ -21,7 +21,7 @@ def test_a_gpu_beside_the_processor(gpu) -> None:
     ]
     plan = cv.plan_devices(graph, processors, batch_size=8, solver_seconds=5)
     assert plan.alone == (None, None) and all(0 < b <= allowed for b in plan.heap_bytes.values())
-    one = cv.CalcHeap(whole.heap_bytes).load(cv.compile(graph, plan=whole), seed=3)
+    one = cv.CalcHeap(whole.heap_bytes).create(cv.compile(graph, plan=whole), seed=3)
     split = cv.SplitModel(plan, seed=3)
     rng = np.random.default_rng(0)
     for batch in (8, 3, 1):

@@ -42,7 +42,7 @@ def graph(optimizer=None):
 
 def model(device, optimizer=None, batch=17, accumulate=False, seed=1, **how):
     program = cv.compile(graph(optimizer), batch_size=batch, device=device, accumulate=accumulate, **how)
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=seed))
+    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=seed))
 
 
 def same(a, b, tolerance=1e-5):
@@ -104,7 +104,7 @@ def test_buffers(gpu):
     for device in ("cpu", "cuda"):
         g = cv.build_graph(nn.Center() >> nn.Linear(3), (4,), "softmax_cross_entropy", cv.SGD(0.1))
         program = cv.compile(g, batch_size=17, device=device, dtype="float64")
-        m = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1))
+        m = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1))
         m.fit(X + 3, Y, epochs=3, progress=False)
         found.append((m.buffers["center_1.running"], m.predict(X)))
     for cpu, cuda in zip(*found):
@@ -167,7 +167,7 @@ def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
     fleet = cv.Fleet("1 MiB", device="cuda")
     handle = fleet.add(program, data=(X, Y), seed=1)
     fleet.fit(epochs=2, progress=False)
-    alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").load(program, seed=1))
+    alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=1))
     alone.fit(X, Y, epochs=2, progress=False)
     assert bits(handle.model) == bits(alone)
 
@@ -178,7 +178,7 @@ def test_a_fleet_gives_the_best_epoch_back(gpu):
     handles = [fleet.add(program, data=(X[:12], Y[:12]), seed=s, validation=held, keep_best=True) for s in range(3)]
     fleet.fit(epochs=4, progress=False)
     for seed, handle in enumerate(handles):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").load(program, seed=seed))
+        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=seed))
         history = alone.fit(X[:12], Y[:12], epochs=4, validation=held, keep_best=True, progress=False)
         assert handle.kept == (3 if history.kept is None else history.kept)
         assert bits(handle.model) == bits(alone)
@@ -202,7 +202,7 @@ def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
     fleet.fit(epochs=2, progress=False)
     assert gpu.library.launches - launches <= 2
     for k, (program, data) in enumerate(programs.items()):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").load(program, seed=k))
+        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=k))
         alone.fit(*data, epochs=2, progress=False)
         assert bits(handles[k].model) == bits(alone)
 
@@ -213,8 +213,8 @@ def test_switching(gpu, store, tmp_path):
     program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2, accumulate=False)
     keeper = cv.FileStore(tmp_path / "s") if store == "file" else None
     with cv.CalcHeap(program.heap_bytes, store=keeper, device="cuda") as heap:
-        turns = [heap.load(program, seed=s) for s in (1, 2)]
-        alone = [cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=s) for s in (1, 2)]
+        turns = [heap.create(program, seed=s) for s in (1, 2)]
+        alone = [cv.CalcHeap(program.heap_bytes, device="cuda").create(program, seed=s) for s in (1, 2)]
         for _ in range(3):
             for a, b in zip(turns, alone):
                 assert a.step(X, Y) == b.step(X, Y)
@@ -229,9 +229,9 @@ def test_models_of_a_reader_take_turns(gpu, tmp_path):
     """Each in the version in which it was opened, and with what it has learnt since."""
     program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2, accumulate=False)
     with cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path), device="cuda") as heap:
-        written = [heap.load(program, seed=s, name=str(s)) for s in (1, 2)]
+        written = [heap.create(program, seed=s, name=str(s)) for s in (1, 2)]
         heap.flush()
-        alone = [cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=s) for s in (1, 2)]
+        alone = [cv.CalcHeap(program.heap_bytes, device="cuda").create(program, seed=s) for s in (1, 2)]
         reader = cv.CalcHeap(program.heap_bytes, store=cv.FileStore(tmp_path, read_only=True), device="cuda")
         with reader:
             turns = [reader.open(str(s)) for s in (1, 2)]
@@ -260,7 +260,7 @@ def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
     program = cv.compile(g, plan=plan)
     before = gpu.allocated_bytes
     assert before == PROCESS_BYTES == gpu.library.device.n_bytes
-    m = cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=0)
+    m = cv.CalcHeap(program.heap_bytes, device="cuda").create(program, seed=0)
     m.step(X, Y)
     assert gpu.allocated_bytes == plan.device_total == gpu.library.device.n_bytes
     assert f"{plan.device_total:,} bytes" in str(plan)

@@ -22,7 +22,7 @@ def found(name: str, device: str, **how) -> tuple[set[str], dict[str, np.ndarray
     keep = ["result", *(f"grad.{n}" for n in graded(case))]
     program = cv.compile(graph, batch_size=BATCH, device=device, dtype="float64", keep=keep, **how)
     with cv.CalcHeap(program.heap_bytes, device=device) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         for n, v in case.values(BATCH).items():
             if None in case.shapes[n] or n in case.classes:
                 model[n] = v
@@ -50,7 +50,7 @@ def test_data_that_are_no_place_trap(gpu):
     with g.path("p"):
         cv.equation("y[b,c] = 2*w[t[b],c]*w[0,c]", t=t, w=w, fused=True)
     program = cv.compile(g, batch_size=3, device="cuda", workers=1)
-    model = cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=0)
+    model = cv.CalcHeap(program.heap_bytes, device="cuda").create(program, seed=0)
     model["t"] = np.array([0, 3, 1])
     model.forward("p")
     for wrong in (-1, 4, 2**62):

@@ -30,7 +30,7 @@ def model(device: str, labels: str | None, image: str | None, **how) -> cv.Model
     with g.path("predict"):
         cv.softmax((x / 255.0) @ W)
     program = cv.compile(g, batch_size=5, device=device, **how)
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1))
+    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -70,7 +70,7 @@ def test_a_parameter_of_a_formula_of_bools(gpu, forgotten):
     x = g.placeholder("x", (None, 4))
     with g.path("predict"):
         y = cv.where(cv.apply("above", x, limit=0.25), x, -1.0)
-    m = cv.CalcHeap("1 MiB", device="cuda").load(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
+    m = cv.CalcHeap("1 MiB", device="cuda").create(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
     given = RNG.normal(size=(8, 4)).astype("float32")
     m["x"] = given
     m.forward("predict")
@@ -93,7 +93,7 @@ def test_parameters_of_a_formula_of_two(gpu, forgotten):
     with g.path("predict"):
         y = cv.apply("scaled", x, b, k=3.0) + cv.apply("scaled", x, x)
         more = cv.apply("odd", x, k=3.0), cv.apply("odd", x, k=3.0, how="plus")
-    m = cv.CalcHeap("1 MiB", device="cuda").load(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
+    m = cv.CalcHeap("1 MiB", device="cuda").create(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
     m["x"] = np.arange(32.0).reshape(8, 4)
     m.forward("predict")
     np.testing.assert_array_equal(m[y.name], m["x"] * 6 + m.parameters["b"])
@@ -116,7 +116,7 @@ def test_the_gradient_may_be_that_of_the_output(gpu, forgotten):
         with g.path("learn", backward=True) as learn:
             learn.minimize(cv.mse(cv.apply("step", x @ w), x @ np.ones((6, 3))), cv.SGD(0.1))
         program = cv.compile(g, batch_size=5, device=device)
-        m = cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1)
+        m = cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1)
         before = np.array(m.parameters["w"])
         m.step(given)
         got.append(np.array(m.parameters["w"]))

@@ -229,7 +229,7 @@ def computed(make: Any, x: np.ndarray, dtype: str = "float64", batch: bool = Tru
     with g.path("look") as look:
         look.output = make(v).rename("found")
     program = cv.compile(g, batch_size=x.shape[0] if batch else 1, dtype=dtype)
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = x
     model.forward("look")
     return np.array(model["found"])
@@ -376,7 +376,7 @@ def test_integers_are_summed_as_floats() -> None:
     with g.path("look") as look:
         y = look.output = cv.cumsum(x).rename("found")
     assert y.type == "float"
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2))
     model["x"] = [[1, 2, 3], [-4, 5, 6]]
     model.forward("look")
     assert model["found"].tolist() == [[1, 3, 6], [-4, 1, 7]]

@@ -46,7 +46,7 @@ def rows_of(program: cv.Program) -> set[str]:
 def computed(graph: cv.CalcGraph, keep: list[str], workers: int) -> dict[str, np.ndarray]:
     program = cv.compile(graph, batch_size=1, workers=workers, dtype="float64", keep=keep)
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model.forward("p")
         return {name: model[name].copy() for name in keep}
 
@@ -224,7 +224,7 @@ def test_named_equations_are_pytorchs_for_any_batch_and_team(name: str) -> None:
         program = cv.compile(case.built(), batch_size=max(BATCHES), workers=workers, dtype="float64", keep=case.names)
         assert rows_of(program)
         with cv.CalcHeap(program.heap_bytes) as heap:
-            model = heap.load(program, seed=0)
+            model = heap.create(program, seed=0)
             for batch in BATCHES:
                 got, r = run(model, case, batch)
                 values = case.values(batch)
@@ -300,7 +300,7 @@ def test_what_workers_cannot_share_is_the_first_ones() -> None:
         assert {o.part for o in row.operands} == {"w0"}
     e = np.exp(np.linspace(-1, 1, 400))
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model.forward("p")
         want = [e[: k + 1] @ 0.5 ** np.arange(k, -1, -1.0) for k in range(400)]
         np.testing.assert_allclose(model["s"], want, rtol=1e-12)
@@ -317,7 +317,7 @@ def test_gradients_of_what_has_no_axes_are_read_by_others_as_temporaries() -> No
             cv.gradient(y, p).rename(name)
     program = cv.compile(g, batch_size=1, dtype="float64", keep=["dx", "dv"])
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model.forward("p")
         below = np.sinh(0.5) + 1
         np.testing.assert_allclose([model["dx"], model["dv"]], [1 / below, -1.5 * np.cosh(0.5) / below**2], 1e-14)
@@ -339,7 +339,7 @@ def test_what_a_scan_only_compares_has_no_gradient(text: str) -> None:
                 cv.gradient(cv.sum(y * y), x)
     program = cv.compile(g, batch_size=3, dtype="float64", keep=["loss", "d", "total", "dd"])
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model["x"] = values
 
         def at(k: int, step: float) -> dict[str, np.ndarray]:
@@ -369,7 +369,7 @@ def test_a_scan_in_a_reduction_is_that_of_its_terms(how: str) -> None:
     program = cv.compile(g, batch_size=2, dtype="float64", keep=["y", "z", "dy", "dz"])
     values = RNG.normal(size=(2, 4))
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model["x"] = values
         model.forward("p")
         want = evaluate(read(text), {"x": values, "w": np.arange(4.0)})["y"]
@@ -386,7 +386,7 @@ def table(text: str, **options: Any) -> Any:
         cv.gradient(cv.sum(y), tab).rename("d")
     program = cv.compile(g, batch_size=4, keep=["y", "d"])
     assert rows_of(program)
-    return cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    return cv.CalcHeap(program.heap_bytes).create(program, seed=0)
 
 
 @pytest.mark.parametrize("at", [-2, 49, 2**40])
@@ -431,7 +431,7 @@ def test_zero_may_be_said(type_: str, fused: bool | None, gpu: Any, tmp_path: An
     for device in "cpu", "cuda":
         program = cv.compile(g, batch_size=3, workers=1, device=device, dtype="float64", keep=keep)
         with cv.CalcHeap(program.heap_bytes, device=device) as heap:
-            model = heap.load(program, seed=0)
+            model = heap.create(program, seed=0)
             model["t"] = at
             model.forward("p")
             assert (np.array(model["y"]) == want).all()
@@ -534,10 +534,10 @@ def test_models_that_share_a_heap_are_what_they_are_alone() -> None:
     data = [batch(6, width).values() for width in (6, 5)]
     alone = []
     for program, given in zip(programs, data):
-        model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
         alone.append([model.step(*given) for _ in range(4)])
     heap = cv.CalcHeap(max(p.heap_bytes for p in programs) + 256)
-    models = [heap.load(program, seed=1, name=f"{k}") for k, program in enumerate(programs)]
+    models = [heap.create(program, seed=1, name=f"{k}") for k, program in enumerate(programs)]
     turns = [[model.step(*given) for model, given in zip(models, data)] for _ in range(4)]
     assert heap.stats.switches >= 4
     assert [*map(list, zip(*turns))] == alone
@@ -571,7 +571,7 @@ print(len([s for s in compiled if "equation_" in s]))
 def test_a_program_runs_in_another_process_which_keeps_its_kernels(tmp_path: Any, monkeypatch: Any) -> None:
     program = cv.compile(learner(), batch_size=6, workers=1)
     program.save(tmp_path / "program.calc")
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
     rng = np.random.default_rng(6)
     want = [model.step(rng.standard_normal((6, 6)), np.arange(6)) for _ in range(2)]
     monkeypatch.setenv("CALCVM_CACHE_DIR", str(tmp_path / "cache"))
@@ -708,7 +708,7 @@ def test_elements_of_integers_are_numbers_in_a_row_too(text: str) -> None:
         with g.path("p") as p:
             p.output = cv.equation(text, t=t, fused=fused)
         program = cv.compile(g, batch_size=2, dtype="float64")
-        model = cv.CalcHeap(program.heap_bytes + 4096).load(program)
+        model = cv.CalcHeap(program.heap_bytes + 4096).create(program)
         model["t"] = [[2**40, 2**62, 3], [7, -(2**62), 2**61]]
         model.forward("p")
         found.append(np.array(model[p.output.name]))

@@ -70,7 +70,7 @@ def slopes(name: str, limit: int) -> Counter[str]:
         program = cv.compile(
             g, batch_size=batch, dtype="float64", workers=1, keep=[q.name, *(d.name for _, d in found)]
         )
-        model = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
         rng = np.random.default_rng(5)
         data = {k: v for k, v in placed.data(batch, rng).items() if k in model.loaded.feeds("look")}
         if "t" in data and name == "binary_cross_entropy":  # targets are probabilities
@@ -115,7 +115,7 @@ def test_second_derivatives_of_what_is_padded_by_itself(mode):
         for y in (cv.pad(x, ((2, 1), (0, 0)), mode=mode), cv.concat([x[:, k : k + 1] for k in places], axis=1)):
             d = cv.gradient(cv.sum(cv.sin(y) * y), x)
             found.append(cv.gradient(cv.sum(d * d), x))
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2, dtype="float64", keep=[v.name for v in found]))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2, dtype="float64", keep=[v.name for v in found]))
     model["x"] = np.random.default_rng(0).normal(size=(2, 3, 2))
     model.forward("look")
     np.testing.assert_allclose(*(model[v.name] for v in found), 1e-12, 1e-12)
@@ -131,7 +131,7 @@ def test_the_gradient_of_a_sum_reads_as_ones():
     made = [op.spec.name for op in look.operations if not op.spec.view]
     assert made == ["sin", "sum", "slice", "pow", "where", "cos", "mul", "square", "sum", "gradient"]
     assert "ones" in g.variables and "one" not in g.variables
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype="float64"))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, dtype="float64"))
     model["x"] = data = np.array([[np.nan, 1], [np.inf, 2], [0, 3], [-1, 4]])
     model.forward("look")
     with np.errstate(invalid="ignore"):
@@ -178,7 +178,7 @@ def test_a_loss_of_second_derivatives_trains_as_in_pytorch():
     data = [rng.normal(size=(16, 1)) for _ in range(2)]
     bits = []
     for workers in (1, 2, 3):
-        model = cv.CalcHeap(program.heap_bytes).load(program, seed=1, workers=min(workers, program.workers))
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=1, workers=min(workers, program.workers))
         model["x"], model["t"] = data
         model.forward("learn")
         model.backward("learn")
@@ -207,7 +207,7 @@ def test_a_third_derivative():
             d = cv.gradient(d if d.rank == 0 else cv.sum(d), x)
         d.rename("d")
     program = cv.compile(g, batch_size=5, dtype="float64")
-    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = X = np.linspace(-1, 1, 5)
     model.forward("look")
     np.testing.assert_allclose(model["d"], 8 * np.exp(2 * X) + 6, 1e-12)
@@ -226,7 +226,7 @@ def test_a_gradient_penalty_of_a_convolution_is_that_of_pytorch():
         loss = cv.mean(cv.square(norms - 1.0)) + cv.mean(score)
         learn.minimize(loss, optimizer=cv.SGD(0.1), output=score)
     program = cv.compile(g, batch_size=3, dtype="float64", accumulate=True)
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=2)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=2)
     model["x"] = data = np.random.default_rng(4).normal(size=(3, 2, 6, 6))
     model.forward("learn")
     model.backward("learn")

@@ -91,7 +91,7 @@ def test_values_and_gradients_are_those_of_torch(name):
     for workers in (1, 2, 3):
         program = cv.compile(graph_of(case), batch_size=max(BATCHES), workers=workers, dtype="float64", keep=keep)
         with cv.CalcHeap(program.heap_bytes) as heap:
-            model = heap.load(program, seed=0)
+            model = heap.create(program, seed=0)
             for batch in BATCHES:
                 batch = max(batch, case.least)
                 values = case.values(batch)
@@ -283,7 +283,7 @@ def computed(make, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, list[str]
         make(**given).rename("out")
     program = cv.compile(g, batch_size=1, workers=1, dtype="float64", keep=["out"])
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         model.forward("p")
         return model["out"].copy(), forward_rows(program, "p")
 
@@ -403,7 +403,7 @@ def test_the_first_of_equals_in_a_window_has_the_gradient(how, body):
     with g.path("p") as p:
         y = cv.equation(f"y[b,o] = {how}[t<3] {body}", x=x)
         p.output = d = cv.gradient(cv.sum(y), x)
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2, dtype="float64"))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2, dtype="float64"))
     model["x"] = np.zeros((2, 6))
     model.forward("p")
     assert (model[d.name] > 0).tolist() == 2 * [2 * [True, False, False]]
@@ -445,7 +445,7 @@ def test_a_simulated_gpu_gives_the_same(name, gpu):  # noqa: F811
         keep = ["result", *(f"grad.{n}" for n in graded(case))]
         program = cv.compile(graph_of(case), batch_size=3, workers=1, device=device, dtype="float64", keep=keep)
         heap = cv.CalcHeap(program.heap_bytes, device=device)
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         values = case.values(3)
         for n, v in values.items():
             if None in case.shapes[n] or n in case.classes:
@@ -499,7 +499,7 @@ def test_evaluation_and_programs_agree_far_away(fused):
     program = cv.compile(g, batch_size=FAR.size**2, dtype="float64", keep=keep, workers=1)
     values = dict(zip("xz", (a.reshape(-1) for a in np.meshgrid(FAR, FAR))))
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=0)
+        model = heap.create(program, seed=0)
         for name, v in values.items():
             model[name] = v
         model.forward("p")

@@ -97,7 +97,7 @@ def test_too_little_memory_names_what_is_needed_and_free():
 def test_a_program_larger_than_the_heap_names_both():
     program = compiled("cuda", **MODES["one block"])
     with pytest.raises(cv.PlanError) as raised:
-        cv.CalcHeap(program.heap_bytes // 2, device="cuda").load(program)
+        cv.CalcHeap(program.heap_bytes // 2, device="cuda").create(program)
     assert raised.value.needed == program.heap_bytes
 
 
@@ -139,9 +139,9 @@ def test_data_are_refused_before_anything_has_changed():
 
 def test_a_program_of_another_device_is_refused():
     with pytest.raises(cv.CalcError, match="cuda"):
-        cv.CalcHeap("1 MiB", device="cuda").load(compiled("cpu", workers=1))
+        cv.CalcHeap("1 MiB", device="cuda").create(compiled("cpu", workers=1))
     with pytest.raises(cv.CalcError, match="cuda"):
-        cv.CalcHeap("64 MiB").load(compiled("cuda", **MODES["one block"]))
+        cv.CalcHeap("64 MiB").create(compiled("cuda", **MODES["one block"]))
 
 
 # ---------------------------------------------------------------- the sanitizer's script

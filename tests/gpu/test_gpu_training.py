@@ -270,7 +270,7 @@ def test_models_that_share_a_heap_have_the_bits_of_models_that_never_left(mode, 
     room = max(program.heap_bytes for program in programs)
     store = cv.FileStore(tmp_path, durable=False) if in_files else None
     with cv.CalcHeap(room, store, device="cuda") as heap:
-        shared = [heap.load(program, seed=k) for k, program in enumerate(programs * 2)]
+        shared = [heap.create(program, seed=k) for k, program in enumerate(programs * 2)]
         alone = [model_of(program, k) for k, program in enumerate(programs * 2)]
         for k in np.random.default_rng(0).integers(0, 4, 12 if SMALL else 60):
             assert shared[k].step(X, y) == alone[k].step(X, y)
@@ -312,7 +312,7 @@ def test_parameters_go_from_device_to_device():
 def test_a_copy_and_a_reset():
     X, y = data(BATCH)
     program = compiled("cuda", **MODES["all blocks"])
-    model = cv.CalcHeap(2 * program.heap_bytes + 256, device="cuda").load(program, seed=1)
+    model = cv.CalcHeap(2 * program.heap_bytes + 256, device="cuda").create(program, seed=1)
     start = bits(cv.Model.on(model))
     first = [model.step(X, y) for _ in range(3)]
     twin = model.copy()
@@ -354,7 +354,7 @@ def test_users_equations(text):
         program = cv.compile(g, batch_size=BATCH, device=device, keep=("y", "dx", "dw"), **how)
         assert any(row.startswith("equation_") for row, _ in program.instructions)
         with cv.CalcHeap(program.heap_bytes, device=device) as heap:
-            model = heap.load(program)
+            model = heap.create(program)
             for name, value in (("x", x), ("t", t)):
                 if name in given:
                     model[name] = value

@@ -339,7 +339,7 @@ def attempt(base: Base, data: bytes, whole: bool, folder: Path, rng: np.random.G
             loaded.disassemble()
             if loaded.heap_bytes > LARGEST_HEAP or loaded.batch_size > 4096:
                 return "accepted"
-            loaded = cv.CalcHeap(loaded.heap_bytes).load(loaded, seed=1)
+            loaded = cv.CalcHeap(loaded.heap_bytes).create(loaded, seed=1)
         elif whole and _saved(loaded) != _saved(_read(base, base.data, folder)):
             return "damage was accepted: another model"
         if loaded.program.heap_bytes > LARGEST_HEAP or loaded.program.batch_size > 4096:

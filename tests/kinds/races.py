@@ -63,7 +63,7 @@ def races(
     ------
     Race : naming the rows since the last barrier, team, order, batch and the first cell that differs.
     """
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=seed, workers=1)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=seed, workers=1)
     call = call or kernels(program)
     rng, played = random.Random(seed), 0
     for batch in sorted(set(batches or (1, 2, program.batch_size)) & {*range(1, program.batch_size + 1)}):

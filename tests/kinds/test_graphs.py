@@ -50,7 +50,7 @@ class Ours:
 
     def __init__(self, case: Case, program: cv.Program, workers: int = 1):
         self.case, self.names, variables = case, case.names, program.info["variables"]
-        self.model = cv.CalcHeap(program.heap_bytes, device=program.info["device"]).load(
+        self.model = cv.CalcHeap(program.heap_bytes, device=program.info["device"]).create(
             program, seed=0, workers=workers
         )
         self.own = [

@@ -243,7 +243,7 @@ def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypat
     """No piece of the heap, no name and no place of a fleet is lost."""
     monkeypatch.setattr(fleet_tasks, "FIRST_ROWS", 6)
     calls = {
-        "load": lambda w: w.heap.load(w.program, seed=3, name="new"),
+        "load": lambda w: w.heap.create(w.program, seed=3, name="new"),
         "copy": lambda w: w.model.resident.copy("new"),
         "close": lambda w: w.heap["model"].close() if "model" in w.heap else None,
         "remove": lambda w: w.heap.remove(w.model.resident),
@@ -314,7 +314,7 @@ def test_models_in_files_are_there_or_not(name, tmp_path, whole):
             assert world.contents() == before
         else:
             assert name == "remove"
-            world.heap.load(world.program, name="model")
+            world.heap.create(world.program, name="model")
         world.heap.close()
 
 
@@ -363,7 +363,7 @@ def test_a_statement_with_is_left_unlocked_wherever_a_signal_comes():
 
     def call():
         with world.model.resident:
-            world.model.resident.facts.get("rounds")
+            world.model.resident.facts.get("epochs")
 
     for n in range(1, steps_of(call) + 1):
         interrupted(call, n)

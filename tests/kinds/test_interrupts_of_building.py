@@ -20,9 +20,9 @@ import calcvm as cv
 from calcvm import nn, progress
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._target import host
-from calcvm.undisturbed import uncollected
 from calcvm.vm.memory import heap
 from calcvm.vm.run import entry
+from calcvm.without_signals import uncollected
 from tests.kinds.interrupts import (
     MOST,
     NET,

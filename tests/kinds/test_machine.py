@@ -50,7 +50,7 @@ class Kind:
         """Parameters that ``seed`` draws, from a heap of their own."""
         if seed not in self._starts:
             with cv.CalcHeap(self.program.heap_bytes) as heap:
-                model = heap.load(self.program, seed=seed)
+                model = heap.create(self.program, seed=seed)
                 self._starts[seed] = {name: value.copy() for name, value in model.parameters.items()}
         return self._starts[seed]
 
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.integers(0, 1), seed=SEEDS)
     def load(self, kind: int, seed: int) -> None:
         name = self.new_name()
-        resident = self.heap.load(kinds()[kind].program, seed=seed, name=name)
+        resident = self.heap.create(kinds()[kind].program, seed=seed, name=name)
         self.entries[name] = Entry(resident, Twin(kinds()[kind], seed))
         self.entries[name].check()
 
@@ -381,8 +381,8 @@ class Machine(RuleBasedStateMachine):
         refused("no variable", lambda: resident["nothing"])
         refused("only placeholders are set|is a result", lambda: resident.__setitem__("output", t))
         refused("has no gradient", lambda: resident.grad("output"))
-        refused("the heap has a model", lambda: self.heap.load(resident.program, name=resident.name))
-        refused("make the heap larger", lambda: cv.CalcHeap(64).load(resident.program))
+        refused("the heap has a model", lambda: self.heap.create(resident.program, name=resident.name))
+        refused("make the heap larger", lambda: cv.CalcHeap(64).create(resident.program))
         entry.check()
 
     # ------------------------------------------------------------ fleets

@@ -29,7 +29,7 @@ def chosen(name: str, whole: bool) -> list[Placed]:
 def run(placed: Placed, program: cv.Program, rounds: list[dict], parameters: dict) -> dict:
     """Results of a model: output and loss after each round, parameters after the update."""
     with cv.CalcHeap(program.heap_bytes) as heap:
-        model = heap.load(program, seed=3, workers=1)
+        model = heap.create(program, seed=3, workers=1)
         for name, view in model.parameters.items():
             view[...] = parameters[name]
         out: dict = {"y": [], "loss": [], "rng": []}

@@ -263,7 +263,7 @@ def test_of_two_loads_of_one_name_one_is_refused():
     heap = cv.CalcHeap("16 KiB")
     program = counter().program
     for _ in range(20):
-        out = at_once(*[lambda: heap.load(program, name="same")] * 2)
+        out = at_once(*[lambda: heap.create(program, name="same")] * 2)
         assert sum(isinstance(o, cv.CalcError) for o in out) == 1
         heap["same"].close()
         assert heap.free_bytes == heap.nbytes
@@ -391,7 +391,7 @@ def test_a_fleet_takes_models_while_it_trains():
     )[1:]
     fleet.advance({h: 100 - h.epochs_done for h in added})
     for h in (first, added[-1]):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB").load(program, seed=h.resident.seed))
+        alone = cv.Model.on(cv.CalcHeap("1 MiB").create(program, seed=h.resident.seed))
         assert h.losses.tolist() == alone.fit(X, Y, 100, progress=False)["loss"]
 
 

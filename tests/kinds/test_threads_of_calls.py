@@ -62,7 +62,7 @@ class Seen:
         self.store = cv.FileStore(folder / "store", durable=False) if place == "files" else None
         room = 8 if place == "roomy" else 1
         self.heap = cv.CalcHeap(room * -(-program().heap_bytes // 64) * 64, self.store)
-        self.models = [cv.Model.on(self.heap.load(program(), seed=i, name=f"m{i}")) for i in range(3)]
+        self.models = [cv.Model.on(self.heap.create(program(), seed=i, name=f"m{i}")) for i in range(3)]
         for m in self.models:
             m.fit(X, Y, 2, progress=False)
         self.model, self.graph = self.models[0], graph()
@@ -84,7 +84,7 @@ class Seen:
 
     def trained(self):
         """A model that steps of its own change, in a heap of its own."""
-        model = cv.Model.on(cv.CalcHeap("1 MiB").load(program(), seed=5))
+        model = cv.Model.on(cv.CalcHeap("1 MiB").create(program(), seed=5))
         seen = []
         history = model.fit(
             X,
@@ -135,7 +135,7 @@ LOOKS = {
     "heap.resident": lambda s: repr(s.heap.resident)[:0],
     "heap": lambda s: s.heap.nbytes - s.heap.free_bytes >= 0 and repr(s.heap)[:9],
     "flush": lambda s: s.heap.flush(),
-    "load and close": lambda s: image_of(s.heap.load(program(), seed=9)),
+    "load and close": lambda s: image_of(s.heap.create(program(), seed=9)),
     "no such model": lambda s: refused(lambda: s.heap["none"])[:20],
     # ensembles
     "Ensemble": lambda s: repr(cv.Ensemble(s.models)),
@@ -234,7 +234,7 @@ class Counting:
         self.n, self.room = n, (n if place == "roomy" else 1) * -(-self.program.heap_bytes // 64) * 64
         store = cv.FileStore(self.folder, durable=False) if place == "files" else None
         self.heap = cv.CalcHeap(self.room, store)
-        self.models = [self.heap.load(self.program, name=f"m{i}") for i in range(n)]
+        self.models = [self.heap.create(self.program, name=f"m{i}") for i in range(n)]
         for r in self.models:
             r.facts["learning_batch"] = 4
 
@@ -490,7 +490,7 @@ def test_all_of_a_heap_while_models_come_and_go(files, tmp_path, whole):
 
     def comes_and_goes(seed):
         for k in range(60 if whole else 12):
-            r = heap.load(program, name=f"{seed}-{k}")
+            r = heap.create(program, name=f"{seed}-{k}")
             r.step(*BATCH)
             if k % 3:
                 assert heap.open(r.name) is r
@@ -550,7 +550,7 @@ def test_a_heap_closed_meanwhile_has_written_each_step(files, tmp_path):
 
 def test_facts_set_while_a_model_is_written_are_kept(tmp_path, whole):
     heap = cv.CalcHeap("1 MiB", cv.FileStore(tmp_path / "s", durable=False))
-    r, n = heap.load(counting_program(), name="m"), 100 if whole else 20
+    r, n = heap.create(counting_program(), name="m"), 100 if whole else 20
 
     def sets(i):
         for k in range(n):
@@ -626,7 +626,7 @@ def test_all_of_a_fleet_at_once(place, tmp_path, whole):
         h.close()
     assert fleet.free_bytes == fleet.heap.nbytes and not fleet.handles
     for name in states if place == "files" else ():
-        assert -fleet.heap[name][WEIGHT][0, 0] == 4 * states[name] == 4 * fleet.heap[name].facts["rounds"]
+        assert -fleet.heap[name][WEIGHT][0, 0] == 4 * states[name] == 4 * fleet.heap[name].facts["epochs"]
 
 
 def test_names_of_a_fleet_are_each_models_own(whole):
@@ -647,7 +647,7 @@ def test_names_of_a_fleet_are_each_models_own(whole):
         handles = fine(at_once(*[same_name] * N_THREADS))
         assert sorted(h.name == "same" for h in handles) == [False] * (N_THREADS - 1) + [True]
         assert {*fleet.handles} == {*fleet.heap.names} and len(fleet) == 2 * N_THREADS
-        kept = fleet.heap.load(program, name="kept")
+        kept = fleet.heap.create(program, name="kept")
 
         def known(fleet=fleet):
             try:

@@ -53,7 +53,7 @@ def loaded(case: Wild, **options: Any) -> Any:
     """A model of the graph; what other paths make can be read."""
     made = [v.name for v in case.graph.variables.values() if v.kind == "result" and v.path is not case.learn]
     program = cv.compile(case.graph, batch_size=case.batch, dtype="float64", workers=1, keep=made, **options)
-    return cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    return cv.CalcHeap(program.heap_bytes).create(program, seed=3)
 
 
 def feed(model: Any, data: dict[str, np.ndarray], path: str) -> None:
@@ -106,7 +106,7 @@ def evaluated(case: Wild) -> Counter[str]:
     """All that paths compute, by the equations of their rows alone."""
     every = {v.name for v in case.graph.variables.values() if v.kind == "result"}
     program = cv.compile(case.graph, batch_size=case.batch, dtype="float64", workers=1, keep=[*every])
-    model, done = cv.CalcHeap(program.heap_bytes).load(program, seed=3), Counter[str]()
+    model, done = cv.CalcHeap(program.heap_bytes).create(program, seed=3), Counter[str]()
     data = case.data(case.batch)
     for path in case.graph.paths.values():
         feed(model, data, path.name)
@@ -218,7 +218,7 @@ def gradients(case: Wild) -> Counter[str]:
         return done
     kept = [v.name for y, _, d in found for v in (y, d)]
     program = cv.compile(g, batch_size=case.batch, dtype="float64", workers=1, keep=kept)
-    model = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
     for y, x, d in found:
         wrong = [said for draw in range(3) if (said := slope(case, model, y, x, d, draw))]
         assert len(wrong) < 3, f"d {y.name!r} / d {x.name!r}: {wrong}"  # else some were at a kink
@@ -275,7 +275,7 @@ def calls(case: Wild) -> Counter[str]:
         model, fitted = (cv.Model(case.graph, workers=1, **options) for _ in range(2))
     except cv.CalcError:
         return Counter(refused=1)
-    resident = cv.CalcHeap(program.heap_bytes).load(program)
+    resident = cv.CalcHeap(program.heap_bytes).create(program)
     split = cv.SplitModel(cv.plan_devices(case.graph, [cv.Processor("a"), cv.Processor("b")], **options))
     feeds, inputs = resident.loaded.feeds("learn"), model.roles.inputs
 
@@ -314,7 +314,7 @@ def calls(case: Wild) -> Counter[str]:
                 fleet.fit(1, progress=False)
                 if handle.status == "trapped":
                     return done
-                first = cv.CalcHeap(program.heap_bytes).load(program)
+                first = cv.CalcHeap(program.heap_bytes).create(program)
                 feed(first, data, "learn")
                 close(handle.losses[0], first.run_steps(1, "learn"), "fleet")
             elif name == "predict":

@@ -10,12 +10,12 @@ from calcvm.equations.ranges import Ranges, Sizes
 from calcvm.equations.scatter import scatter
 from calcvm.equations.scope import Scope, typical
 from calcvm.equations.tree import Call, Element, Equation, Index, Name, Node, Reduction, names, parts
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 TOUCH = 4  # operations that take as long as reading or writing an element
 
 
-@record
+@frozen
 class Cost:
     """operations : on numbers, not on places.  touched : elements read or written; an equation counts each array once.
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
-from calcvm.record import record
 
 if TYPE_CHECKING:
     from calcvm.equations.plain import Plain
 
 
-@record
+@frozen
 class Declared:
     """An operator whose rows follow from its equation.
 
@@ -47,7 +47,7 @@ class Declared:
         )
 
 
-@record
+@frozen
 class Row:
     """One of its rows: the operands that it reads come before those that it sets."""
 

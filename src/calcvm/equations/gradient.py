@@ -47,13 +47,13 @@ from calcvm.equations.tree import (
     with_parts,
 )
 from calcvm.errors import CalcError
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 CONSTANT = (*COMPARISONS, "and", "or", "not", "stop", "sign", "floor", "ceil", "rint", "//")
 TWO = Number(2)
 
 
-@record
+@frozen
 class Gradient:
     """Equations of a gradient.
 

@@ -34,13 +34,13 @@ from calcvm.equations.tree import (
     with_parts,
 )
 from calcvm.errors import CalcError
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
-from calcvm.record import record
 
 Another = Callable[[Index], Index]  # an index of the same range, with a fresh name
 
 
-@record
+@frozen
 class Plain:
     """A row whose kernels follow from its equation.
 
@@ -86,7 +86,7 @@ class Plain:
         return kept[0] if kept else None
 
 
-@record
+@frozen
 class Stage:
     """``name[kept] = how[over] value``, where ``value`` has no reduction.
 

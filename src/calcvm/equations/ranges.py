@@ -9,12 +9,12 @@ from calcvm.equations.grammar import wrong
 from calcvm.equations.places import linear, size, terms
 from calcvm.equations.tree import Element, Equation, Index, Name, Node, Reduction, bound, names, walk
 from calcvm.errors import CalcError, ShapeError
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 Sizes = tuple[Any, ...]  # ints, or sizes of the batch
 
 
-@record
+@frozen
 class Ranges:
     """extents : of indexes, by name.  shapes : of operands and results.  sizes : values of names in places or extents."""
 

@@ -22,10 +22,10 @@ from calcvm.equations.tree import (
     with_parts,
 )
 from calcvm.errors import CalcError
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 
-@record
+@frozen
 class Ranged:
     """equations : with all ranges.  axes : of arrays, extents over the words.  left_out : values of operands that are left out."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Equation, Name, Node, arrays, call, own_elements
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 
 def is_scan(equation: Equation) -> bool:
@@ -12,7 +12,7 @@ def is_scan(equation: Equation) -> bool:
     return any(n.places != kept for n in own_elements(equation))
 
 
-@record
+@frozen
 class RunningSum:
     """``value`` summed along an index from its first place, or from its last if ``reverse``."""
 

@@ -26,7 +26,7 @@ from calcvm.equations.tree import (
     rewritten,
     walk,
 )
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 ODD = (
     "neg",
@@ -45,7 +45,7 @@ ODD = (
 )  # functions that are 0 at 0
 
 
-@record
+@frozen
 class Scatter:
     """``result[.., place, ..] += value`` for all places of the other indexes.
 

@@ -28,13 +28,13 @@ from calcvm.equations.tree import (
     walk,
     with_parts,
 )
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 MOST_FACTORS = 5  # the most factors of a sum for which all orders are tried
 Factor = tuple[Node, bool]  # (factor, whether it is a divisor)
 
 
-@record
+@frozen
 class Known:
     """A value that can be read: ``value`` over indexes, in the order of the key."""
 

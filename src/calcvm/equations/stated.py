@@ -20,8 +20,8 @@ from calcvm.equations.rows import read_ranged
 from calcvm.equations.text import show_equations
 from calcvm.equations.tree import Element, Equation, Name, Node, Number, Reduction, bound, parts
 from calcvm.errors import CalcError
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
-from calcvm.record import record
 
 LANGUAGE = 1  # the version of the language; it is part of a row's name
 PREFIX = "equation_"
@@ -31,7 +31,7 @@ MOST_NODES = 4_096  # nodes of a row's equations after inlining its parts and ex
 MOST_PLACES = 2**16  # of an index whose range is a number that is no operand's axis
 
 
-@record
+@frozen
 class Stated:
     """A row that is an equation.
 

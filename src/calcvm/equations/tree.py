@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 REDUCTIONS = ("sum", "prod", "max", "min", "mean", "var", "logsumexp", "argmax", "argmin", "any", "all")
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
@@ -17,7 +17,7 @@ def _at() -> Any:
     return field(default=-1, compare=False, repr=False)
 
 
-@record
+@frozen
 class Number:
     """A constant: an int, or a float."""
 
@@ -25,7 +25,7 @@ class Number:
     at: int = _at()  # its place in the text, as in all nodes
 
 
-@record
+@frozen
 class Name:
     """An index, its extent (the capital), a parameter, or an operand that is read without places."""
 
@@ -54,7 +54,7 @@ SAID = _Said(
 )  # the 0 of ``tab[t[b]; 0]``; an implicit 0 also applies beyond the ends, but places from data trap there
 
 
-@record
+@frozen
 class Element:
     """An element of an array, ``x[b, o*s + t]``; if a place is outside, its value is ``beyond``.
 
@@ -67,7 +67,7 @@ class Element:
     at: int = _at()
 
 
-@record
+@frozen
 class Index:
     """An index where it is bound: kept on the left, or reduced.  extent : given by ``<``, or None."""
 
@@ -76,7 +76,7 @@ class Index:
     at: int = _at()
 
 
-@record
+@frozen
 class Reduction:
     """``sum[i,j] body``: one of `REDUCTIONS`."""
 
@@ -86,7 +86,7 @@ class Reduction:
     at: int = _at()
 
 
-@record
+@frozen
 class Call:
     """A function of numbers, or one of `OPERATORS`, with its arguments; ``neg`` and ``not`` are unary."""
 
@@ -98,7 +98,7 @@ class Call:
 Node = Number | Name | Element | Reduction | Call
 
 
-@record
+@frozen
 class Equation:
     """``name[kept] = value``.
 

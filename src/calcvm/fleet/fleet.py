@@ -30,7 +30,7 @@ from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.memory.turns import Turns, anyone_waits
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
 from calcvm.vm.program.program import Program
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.device import DEVICES
 from calcvm.vm.run.feeds import readable
 from calcvm.vm.run.loaded import Loaded
@@ -194,7 +194,7 @@ class Fleet(Uncopied):
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
             try:
-                resident = self.heap.load(program, seed=seed, workers=1, name=name)
+                resident = self.heap.create(program, seed=seed, workers=1, name=name)
             except Exception:  # another thread owns what the heap has by this name
                 del self._adding[get_ident()]
                 raise
@@ -220,11 +220,11 @@ class Fleet(Uncopied):
                 for name, value in (hyper or {}).items():
                     resident.hyper(train.trains)[name] = value
                 job = train.job
-                job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
-                job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
-                job[layout.BEST] = np.array(np.inf).view(np.int64)
+                job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, resident.facts["epochs"], resident.seed
+                job[[J.SHUFFLE, J.PATIENCE]] = shuffle, -1 if patience is None else patience
+                job[J.BEST] = np.array(np.inf).view(np.int64)
                 if judge is not None:
-                    judge.job[layout.ROUNDS] = judge.rounds
+                    judge.job[J.ROUNDS] = judge.rounds
                 with self.turn.mine:
                     handle = Handle(self._tasks, self._forget, resident, train, judge, epochs, sources, keep_best)
                     self.handles[resident.name] = handle
@@ -374,13 +374,13 @@ class Fleet(Uncopied):
             handles = [h for h in self.handles.values() if h.open]
             goals = self._goals(handles, [h.epochs or epochs for h in handles])
             places = np.array([h._place for h in handles], np.int64)
-        start = int(self._tasks.rows[places, layout.EPOCH].sum())
+        start = int(self._tasks.rows[places, J.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
         try:
             with orderly_end() as check:
                 for _ in self._passes(goals, checkpoint, whole=True):
-                    report.step(int(self._tasks.rows[places, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
+                    report.step(int(self._tasks.rows[places, J.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -416,7 +416,7 @@ class Fleet(Uncopied):
 
     def _goals(self, handles: Iterable[Handle], epochs: Iterable[int]) -> dict[Handle, int]:
         """The total epochs of handles after ``epochs`` more."""
-        done = self._tasks.rows[[h._place for h in handles], layout.EPOCH].tolist()
+        done = self._tasks.rows[[h._place for h in handles], J.EPOCH].tolist()
         return {h: before + more for h, before, more in zip(handles, done, epochs)}
 
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int, whole: bool = False) -> Iterator[None]:
@@ -456,7 +456,7 @@ class Fleet(Uncopied):
                         self._slice(places, (slot.loaded for _, slot in active.values()))
                         if self._tasks.stops:
                             self._end_stopped(active)
-                        ended = self._tasks.rows[places, layout.STATUS] != layout.READY
+                        ended = self._tasks.rows[places, J.STATUS] != J.READY
                         if anyone_waits():  # for one of the models: a thread holds its turn and waits for its release
                             ended |= [h.resident.record.turn.taken for h, _ in active.values()]
                         for handle in self._rest(active, places[ended], goals if whole else {}):
@@ -481,17 +481,17 @@ class Fleet(Uncopied):
         self._tasks.stops = False
         for place, (handle, _) in active.items():
             task = self._tasks.rows[place]
-            if handle.status == "stopped" and task[layout.STATUS] == layout.READY:
-                task[layout.LIMIT] = handle.limit(0)
-                task[layout.STATUS] = layout.FINISHED if handle.ends else layout.READY
+            if handle.status == "stopped" and task[J.STATUS] == J.READY:
+                task[J.LIMIT] = handle.limit(0)
+                task[J.STATUS] = J.FINISHED if handle.ends else J.READY
 
     def _ready(self, places: np.ndarray, goals: list[int], checkpoint: int) -> None:
         """Let tasks run to their goals, or to the next checkpoint if the store writes files."""
         limits = np.array(goals, np.int64)
         if self.heap.store.persistent:
-            limits = np.minimum(limits, self._tasks.rows[places, layout.EPOCH] + checkpoint)
-        self._tasks.rows[places, layout.LIMIT], self._tasks.rows[places, layout.STATUS] = limits, layout.READY
-        self._tasks.rows[places, layout.PART] = self._tasks.rows[self._tasks.judges(places)[1], layout.PART] = (
+            limits = np.minimum(limits, self._tasks.rows[places, J.EPOCH] + checkpoint)
+        self._tasks.rows[places, J.LIMIT], self._tasks.rows[places, J.STATUS] = limits, J.READY
+        self._tasks.rows[places, J.PART] = self._tasks.rows[self._tasks.judges(places)[1], J.PART] = (
             0  # a partial evaluation is lost
         )
 
@@ -500,7 +500,7 @@ class Fleet(Uncopied):
     ) -> list[Handle]:
         """Release the models of ``places``.  Finished ones are written to files, at their goals with their best epoch."""
         rested = []
-        states = self._tasks.rows[places][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
+        states = self._tasks.rows[places][:, [J.STATUS, J.EPOCH, J.FIRST]].tolist()
         for place, state in zip(places.tolist(), states):
             handle, slot = active[place]
             handle._leave(slot, *state)

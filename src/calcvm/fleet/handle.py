@@ -14,14 +14,14 @@ from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.pieces import Shared
 
 STATUS = {
-    layout.FINISHED: "done",
-    layout.STOPPED: "stopped early",
-    layout.NOT_FINITE: "not finite",
-    layout.TRAPPED: "trapped",
+    J.FINISHED: "done",
+    J.STOPPED: "stopped early",
+    J.NOT_FINITE: "not finite",
+    J.TRAPPED: "trapped",
 }
 
 
@@ -70,15 +70,15 @@ class Handle(Uncopied):
         if keep_best:
             loaded = resident.loaded
             self._best = np.zeros(-(-loaded.image_bytes(open=False) // 4) * 4, np.uint8)
-            train.job[[layout.KEEP, layout.IMAGE, layout.IMAGE_BYTES]] = (
+            train.job[[J.KEEP, J.IMAGE, J.IMAGE_BYTES]] = (
                 loaded.device.output(self._best), loaded.image[0], self._best.nbytes,
             )  # fmt: skip
         self._place = tasks.take(train.job)
         self._judge_place = -1 if judge is None else tasks.take(judge.job, judges=self._place)
         self._address = 0  # of the slot that the task points at
-        self._before = int(resident.facts["rounds"])  # epochs of earlier runs
+        self._before = int(resident.facts["epochs"])  # epochs of earlier runs
         # one row per epoch: means of results, then arguments of functions of means
-        self._means = [np.zeros((0, int(run.job[layout.N_RESULTS]))) for run in (train, judge) if run]
+        self._means = [np.zeros((0, int(run.job[J.N_RESULTS]))) for run in (train, judge) if run]
         self._shared: dict[int, Shared] = {}  # owners of these arrays
         self._longer: Shared | None = None  # the replacement for one of them
         self._model: Model | None = None
@@ -91,7 +91,7 @@ class Handle(Uncopied):
         """Whole epochs trained so far, including those of earlier processes."""
         while True:
             place, job = self._place, self._job
-            done = int(job[layout.EPOCH])
+            done = int(job[J.EPOCH])
             if place == self._place:  # else it was closed meanwhile, and the place may have been reused
                 return done
 
@@ -187,7 +187,7 @@ class Handle(Uncopied):
     def stops_later(self) -> bool:
         """Whether it was stopped in the middle of an epoch."""
         there = self.resident.record.loaded is not None
-        return self.status == "stopped" and there and bool(self._job[layout.FIRST])
+        return self.status == "stopped" and there and bool(self._job[J.FIRST])
 
     def limit(self, goal: int) -> int:
         """The epoch to train to: ``goal``, or the end of the current epoch if the model is stopped."""
@@ -200,7 +200,7 @@ class Handle(Uncopied):
         """Point the task at its slot of the heap, with room for the figures of epochs up to ``goal``."""
         if slot.address != self._address:
             for words in self._jobs:
-                words[layout.HEAP] = slot.address
+                words[J.HEAP] = slot.address
             self._address = slot.address
         wanted = goal - self._before
         for i, means in enumerate(self._means):
@@ -210,7 +210,7 @@ class Handle(Uncopied):
                 self._longer = slot.loaded.device.shared(n * means.shape[1])
                 longer = self._longer.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
-                words[layout.MEANS] = self._longer.address + longer.strides[0] * done  # each epoch advances it
+                words[J.MEANS] = self._longer.address + longer.strides[0] * done  # each epoch advances it
                 self._means[i] = longer
                 self._shared[i] = self._longer  # only now, because the task pointed at the old array until here
         self._train.occupy()
@@ -219,18 +219,18 @@ class Handle(Uncopied):
     def _leave(self, slot: Slot, status: int, epoch: int, first: int) -> None:
         """Record the progress of the task, before its slot may go to another model."""
         record = self.resident.record
-        record.facts["rounds"], record.trains = epoch, 0
+        record.facts["epochs"], record.trains = epoch, 0
         if first == 0:
             record.open.discard(self._train.trains)
             record.passing = None
         if self.status != "stopped":
             self.status = STATUS.get(status, "waiting")
-        if status == layout.TRAPPED:
+        if status == J.TRAPPED:
             try:
                 slot.check()
             except Trap as error:
                 self.error = str(error)
-        elif status == layout.NOT_FINITE:
+        elif status == J.NOT_FINITE:
             self.error = f"the loss of epoch {epoch} is {self.loss}"
 
     def _give_best(self, slot: Slot) -> None:

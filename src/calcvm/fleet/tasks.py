@@ -8,7 +8,7 @@ import numpy as np
 
 from calcvm.vm.memory.turns import Turns
 from calcvm.vm.program.encoding import aligned
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 
 FIRST_ROWS = 64
 
@@ -23,7 +23,7 @@ class Tasks:
     """
 
     def __init__(self, used: Callable[[], Iterable[int]]):
-        self.rows, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
+        self.rows, self._address = np.zeros((0, J.TASK_WORDS), np.int64), 0
         self._free: list[int] = []
         self._used = used
         self.turn, self.stops = Turns("the fleet"), False
@@ -38,14 +38,14 @@ class Tasks:
         place = self._free.pop()
         self.rows[place] = words
         if judges is not None:
-            self.rows[judges, layout.JUDGE] = self._address + place * self.rows.strides[0]
+            self.rows[judges, J.JUDGE] = self._address + place * self.rows.strides[0]
         return place
 
     def _grow(self) -> None:
         n, more = len(self.rows), max(FIRST_ROWS, 2 * len(self.rows))
-        table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
+        table = aligned(8 * J.TASK_WORDS * more).view(np.int64).reshape(more, J.TASK_WORDS)
         table[:n] = self.rows
-        judge = table[:n, layout.JUDGE]
+        judge = table[:n, J.JUDGE]
         address = table.ctypes.data
         judge[judge != 0] += address - self._address
         self.rows, self._address, self._free = table, address, list(range(more - 1, n - 1, -1))
@@ -55,13 +55,13 @@ class Tasks:
 
     def judges(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The indexes of ``places`` that have judges, and the places of these judges."""
-        judges = self.rows[places, layout.JUDGE]
+        judges = self.rows[places, J.JUDGE]
         judged = np.flatnonzero(judges)
         return judged, (judges[judged] - self._address) // self.rows.strides[0]
 
     def rounds_done(self, places: np.ndarray) -> int:
         """Rounds done by tasks and their judges."""
         with_judges, of_judges = self.judges(places)
-        epochs, rounds, first = (self.rows[places, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
-        rounds[with_judges] += self.rows[of_judges, layout.ROUNDS]
-        return int((epochs * rounds + first).sum() + self.rows[of_judges, layout.FIRST].sum())
+        epochs, rounds, first = (self.rows[places, word] for word in (J.EPOCH, J.ROUNDS, J.FIRST))
+        rounds[with_judges] += self.rows[of_judges, J.ROUNDS]
+        return int((epochs * rounds + first).sum() + self.rows[of_judges, J.FIRST].sum())

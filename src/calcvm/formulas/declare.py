@@ -12,12 +12,12 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, INSTEAD, Text, Trace, fma, operations, traced
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 HUGE = 1e300
 
 
-@record
+@frozen
 class Real:
     """A numeric parameter of a formula, in [lo, hi], or (lo, hi] if ``open``; if it has no default, it must be given."""
 
@@ -33,7 +33,7 @@ class Real:
         return self.lo <= v <= self.hi and not (self.open and v == self.lo)
 
 
-@record
+@frozen
 class Choice:
     """A parameter that is one of two names; the formula gets the name."""
 
@@ -114,7 +114,7 @@ class To:
 TYPES = {"Any": ANY, "Cells": CELLS, "To": "to", "bool": CONDITION}  # types of operands, by their annotations
 
 
-@record
+@frozen
 class Formula:
     """One row's computation on an element: ``fn(reads..., params...)``, with its parameters in this order.
 
@@ -254,7 +254,7 @@ class Formula:
         return self.reads == ("dy",) and not self.types and self.traced().form == "dy"
 
 
-@record
+@frozen
 class Elementwise:
     """An operator on elements: its forward formula, and one for each gradient, by name.
 
@@ -366,7 +366,7 @@ def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
 
 
 # ---------------------------------------------------------------- losses over pairs
-@record
+@frozen
 class PairLoss:
     """A loss that is the mean of a term over pairs of elements x and t: the term, and its slopes by x and by t."""
 
@@ -406,7 +406,7 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
 
 
 # ---------------------------------------------------------------- updates of optimizers
-@record
+@frozen
 class Update:
     """An optimizer's update of an element: ``steps`` in order, each gives a value's new number; the last is p's.
 

@@ -16,10 +16,10 @@ from dataclasses import field
 from typing import Any
 
 from calcvm.formulas.arithmetic import Number, equal, fma, leading, like, pick, poly, rarely, where
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 
-@record
+@frozen
 class Function:
     """A function of one number; calling it with a number gives the function's value.
 

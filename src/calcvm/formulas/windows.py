@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Axis(NamedTuple):
+class WindowAxis(NamedTuple):
     """An axis of ``size`` elements and ``out`` windows of ``k`` taps, ``d`` apart; window o begins at o*s - p.
 
     q : elements of padding after the axis that are counted, along with those before it; -1: none is counted.
@@ -25,8 +25,8 @@ def adaptive(size, out):  # type: ignore[no-untyped-def]
     """The axis of adaptive windows: of one size if ``out`` divides ``size``; otherwise k exceeds the largest."""
     k = size // max(out, 1)
     if k > 0 and k * out == size:
-        return Axis(size, out, k, k, 0, 1, -1)
-    return Axis(size, out, k + 2, 0, 0, 1, -1)
+        return WindowAxis(size, out, k, k, 0, 1, -1)
+    return WindowAxis(size, out, k + 2, 0, 0, 1, -1)
 
 
 def taps(o, a):  # type: ignore[no-untyped-def]

@@ -123,7 +123,7 @@ def _own(names: Iterable[str]) -> dict[str, Any]:
     return {name: kernel for name, kernel in known.items() if kernel.mark}
 
 
-def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
+def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.ObjectCode:
     from calcvm.kernels_cpu._common import build
 
     _state(_native.name_of(symbol))

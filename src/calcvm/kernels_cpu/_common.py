@@ -43,7 +43,7 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._codegen import Helper, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
-from calcvm.undisturbed import uncollected
+from calcvm.without_signals import uncollected
 
 
 # ---------------------------------------------------------------- flags and types
@@ -228,7 +228,7 @@ class Native:
         """The modules that its compiled code depends on."""
         return self.sources + _native.of_device(device)
 
-    def compile(self, dtype: str, device: str, target: Target | None = None) -> _native.Compiled:
+    def compile(self, dtype: str, device: str, target: Target | None = None) -> _native.ObjectCode:
         with on_device(device):
             try:
                 code, calls = compile_object(
@@ -237,7 +237,7 @@ class Native:
             except Exception as error:  # Numba raises several kinds
                 raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
         routines = {r.symbol(dtype): r.modules() for r in ROUTINES.values()}
-        return _native.Compiled(
+        return _native.ObjectCode(
             self.modules(device), code, {call: routines[call] for call in calls if call in routines}
         )
 
@@ -274,7 +274,7 @@ class Routine(Native):
         return types.void(*_types(self.kinds, dtype))
 
 
-def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | None = None) -> _native.Compiled:
+def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | None = None) -> _native.ObjectCode:
     """Compile a kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
     for modules in places:

@@ -23,10 +23,10 @@ from typing import Any
 
 from calcvm.helper_process import HelperProcess
 from calcvm.kernels_cpu import _native
-from calcvm.kernels_cpu._native import Compiled, Modules
+from calcvm.kernels_cpu._native import Modules, ObjectCode
 from calcvm.kernels_cpu._target import host
 from calcvm.system import interpreter, n_cores
-from calcvm.undisturbed import undisturbed
+from calcvm.without_signals import without_signals
 
 WARM = (
     16  # from this many functions on workers pay if Numba is already imported here, because each must import it first
@@ -50,7 +50,7 @@ def compile_ahead(wanted: dict[str, tuple[Modules, ...]], here: Callable[[], Any
         return
     workers = Workers(number)
     try:
-        undisturbed(lambda: workers.make(wanted, here))
+        without_signals(lambda: workers.make(wanted, here))
     except BaseException:
         workers.stopped = True  # takes effect before the next worker starts, or at the next poll
         raise
@@ -128,10 +128,10 @@ class Worker(HelperProcess):
         self.asked.add(symbol)
         self.say([symbol, places, [str(_native.folder(modules, host())) for modules in places]])
 
-    def understand(self, data: bytes) -> list[tuple[str, Compiled | None]]:
+    def understand(self, data: bytes) -> list[tuple[str, ObjectCode | None]]:
         """The answers contained in its output so far."""
         self.heard += data
-        found: list[tuple[str, Compiled | None]] = []
+        found: list[tuple[str, ObjectCode | None]] = []
         while b"\n" in self.heard:
             head, _, rest = self.heard.partition(b"\n")
             answer = json.loads(head)
@@ -140,7 +140,7 @@ class Worker(HelperProcess):
             code, self.heard = rest[: answer["bytes"]], rest[answer["bytes"] :]
             self.asked.discard(answer["symbol"])
             needs = {need: tuple(of) for need, of in answer["needs"].items()}
-            found.append((answer["symbol"], Compiled(tuple(answer["modules"]), code, needs) if code else None))
+            found.append((answer["symbol"], ObjectCode(tuple(answer["modules"]), code, needs) if code else None))
         return found
 
 
@@ -163,9 +163,9 @@ def serve() -> None:
         answers.flush()
 
 
-def _made(symbol: str, places: tuple[Modules, ...], folders: list[str]) -> Compiled:
+def _made(symbol: str, places: tuple[Modules, ...], folders: list[str]) -> ObjectCode:
     """A compiled function; without code if compiling failed or warned, or if sources have changed since."""
-    nothing = Compiled((), b"", {})
+    nothing = ObjectCode((), b"", {})
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
@@ -174,7 +174,7 @@ def _made(symbol: str, places: tuple[Modules, ...], folders: list[str]) -> Compi
             entry_room = import_module(
                 "calcvm.vm.run.entry" if places[0][0].startswith("vm.") else "calcvm.kernels_cpu"
             )
-            made: Compiled = entry_room._build(symbol, places, host())
+            made: ObjectCode = entry_room._build(symbol, places, host())
         except Exception:
             return nothing
     same = str(_native.folder(made.modules, host())) in folders

@@ -45,7 +45,7 @@ import numpy
 from calcvm.errors import CalcError, CalcWarning
 from calcvm.kernels_cpu._target import Target, host
 from calcvm.system import at_fork
-from calcvm.undisturbed import undisturbed
+from calcvm.without_signals import without_signals
 
 MAGIC = b"calcvm object 3\n"
 REPORT = "please report it, with what `calcvm info` prints"
@@ -57,7 +57,7 @@ Modules = tuple[
 ]  # dotted names inside calcvm: the modules that compiled code depends on, with everything they import
 
 
-class Compiled(NamedTuple):
+class ObjectCode(NamedTuple):
     """A function's object file, the modules that it depends on, and those of the symbols that it calls."""
 
     modules: Modules
@@ -66,14 +66,14 @@ class Compiled(NamedTuple):
 
 
 # builds a symbol for a target, from the first of these modules that defines it
-Build = Callable[[str, tuple[Modules, ...], Target], Compiled]
+Build = Callable[[str, tuple[Modules, ...], Target], ObjectCode]
 
 _LOCK = threading.RLock()
 # A fork waits until compiling and linking are done: its child could not finish them.
 at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _addresses: dict[str, int] = {}
 _told: set[tuple[str, Path]] = set()  # warnings already given: what cannot be cached, and where
-_made: dict[str, Compiled] = {}  # compiled by other processes for this one, not linked yet
+_made: dict[str, ObjectCode] = {}  # compiled by other processes for this one, not linked yet
 
 
 def symbol_of(name: str, dtype: str, device: str = "cpu") -> str:
@@ -91,7 +91,7 @@ def address(symbol: str, build: Build, *places: Modules, kept: bool = True) -> i
     kept : whether it is cached.
     """
     found = _addresses.get(symbol)
-    return undisturbed(lambda: _make(symbol, build, places, kept)) if found is None else found
+    return without_signals(lambda: _make(symbol, build, places, kept)) if found is None else found
 
 
 def _make(symbol: str, build: Build, places: tuple[Modules, ...], kept: bool = True) -> int:
@@ -104,7 +104,7 @@ def _make(symbol: str, build: Build, places: tuple[Modules, ...], kept: bool = T
         return _addresses[symbol]
 
 
-def _obtain(symbol: str, build: Build, places: tuple[Modules, ...], target: Target, kept: bool = True) -> Compiled:
+def _obtain(symbol: str, build: Build, places: tuple[Modules, ...], target: Target, kept: bool = True) -> ObjectCode:
     """A function from the cache; if missing it is built and stored there."""
     if symbol in _made and target == host():
         return _made.pop(symbol)
@@ -122,7 +122,7 @@ def is_there(symbol: str, places: tuple[Modules, ...]) -> bool:
     return any(os.path.isfile(folder(modules, host()) / f"{symbol}.o") for modules in places)
 
 
-def accept(symbol: str, compiled: Compiled) -> dict[str, Modules]:
+def accept(symbol: str, compiled: ObjectCode) -> dict[str, Modules]:
     """Store what another process has compiled; returns the functions that it calls."""
     with _LOCK:
         _made[symbol] = _write(symbol, compiled, host())
@@ -144,7 +144,7 @@ def objects(symbol: str, build: Build, *places: Modules, target: Target, kept: b
             collect(symbol, places, kept)
         return found
 
-    return undisturbed(make)
+    return without_signals(make)
 
 
 # ---------------------------------------------------------------- linking
@@ -372,7 +372,7 @@ def version_of(package: str) -> str:
         return str(import_module(package.replace("-", "_")).__version__)
 
 
-def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
+def _read(symbol: str, modules: Modules, target: Target) -> ObjectCode | None:
     """A function of these modules from the cache; None if the file is missing or damaged."""
     body = fetch(folder(modules, target) / f"{symbol}.o", MAGIC)
     if body is None:
@@ -384,10 +384,10 @@ def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
         return None
     known = symbols(code)
     whole = symbol in known.defined if known else not target.elf
-    return Compiled(modules, code, needs) if whole else None
+    return ObjectCode(modules, code, needs) if whole else None
 
 
-def _write(symbol: str, compiled: Compiled, target: Target) -> Compiled:
+def _write(symbol: str, compiled: ObjectCode, target: Target) -> ObjectCode:
     body = json.dumps(compiled.needs).encode() + b"\n" + compiled.code
     store(folder(compiled.modules, target) / f"{symbol}.o", MAGIC, body, "compiled code")
     return compiled

@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from calcvm.system import n_cores  # noqa: F401  (its former place)
-from calcvm.undisturbed import undisturbed
+from calcvm.without_signals import without_signals
 
 PROBE = """define void @f(ptr %p) {
     %x = load <16 x float>, ptr %p, align 4
@@ -53,7 +53,7 @@ class Target:
     @cached_property
     def vectors(self) -> tuple[int, int]:
         """Width in bits and number of the vector registers that the code generator uses, read off its assembly."""
-        return undisturbed(self._vectors)
+        return without_signals(self._vectors)
 
     def _vectors(self) -> tuple[int, int]:
         text = self.machine().emit_assembly(llvm.parse_assembly(PROBE))
@@ -110,8 +110,8 @@ def host() -> Target:
 @cache
 def _host(cpu: str | None, features: str | None) -> Target:
     if features is None:
-        features = "" if cpu else undisturbed(lambda: llvm.get_host_cpu_features().flatten())
-    return Target(llvm.get_process_triple(), cpu or undisturbed(llvm.get_host_cpu_name), features, jit=True)
+        features = "" if cpu else without_signals(lambda: llvm.get_host_cpu_features().flatten())
+    return Target(llvm.get_process_triple(), cpu or without_signals(llvm.get_host_cpu_name), features, jit=True)
 
 
 # ---------------------------------------------------------------- while compiling

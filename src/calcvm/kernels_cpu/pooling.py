@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.formulas import windows
-from calcvm.formulas.windows import Axis
+from calcvm.formulas.windows import WindowAxis
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, share
 from calcvm.kernels_cpu._math import fill
 from calcvm.kernels_cpu._windows import (
@@ -332,7 +332,11 @@ def max_pool_fwd(
 ):
     """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     if given(me, index):
         _tops_and_places((x, y, index), lo, hi, C, z, v, u)
     else:
@@ -345,7 +349,11 @@ def max_pool_bwd(
 ):
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     # (8, 28, 28, 20) by 3x3, 2 apart, on Zen 4: 37 instead of 60 us; with 32 channels 57 either way
     few = C < (lanes(dx) if _tile(u) else 2 * lanes(dx))
     if 8 * C <= lanes(dx) or (few and sw > 1):
@@ -430,8 +438,8 @@ def avg_pool_fwd(
 ):
     """y = the sum of x in the window / its count; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
-    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _means((x, y), lo, hi, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _means((x, y), lo, hi, C, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
@@ -439,8 +447,8 @@ def avg_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
 ):
     """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
-    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _from_means(me, N, C, dy, dx, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _from_means(me, N, C, dy, dx, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
@@ -483,7 +491,11 @@ def lp_pool_fwd(
 ):
     """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole window; N*OD rows are shared."""
     lo, hi = share(me, N * OD)
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     args, row, root = (x, y, power, odd_power(power), kd * kh * kw), OH * OW * C, 1.0 / power
     _sums_of_powers(args, lo, hi, C, z, v, u)
     y = at(y, lo * row)
@@ -497,7 +509,11 @@ def lp_pool_bwd_y(
 ):  # fmt: skip
     """g = k/count * dy*y^(1 - p), 0 where y is 0; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     less, row = 1.0 - power, OH * OW * C
     if _even(z) and _even(v) and _even(u):
         first = lo * row
@@ -513,7 +529,11 @@ def lp_pool_bwd(
 ):  # fmt: skip
     """dx = x^(p - 1) * the sum of g over the windows that contain the element; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     _sums_of_windows((dx, t_g, like(dx, 1)), lo, hi, C, z, v, u)
     less, row = power - 1.0, H * W * C
     dx, x = at(dx, lo * row), at(x, lo * row)

@@ -17,7 +17,7 @@ import numpy as np
 
 from calcvm.errors import MissingExtra
 from calcvm.kernels_cuda._ptx import VERSION
-from calcvm.undisturbed import uncollected, undisturbed
+from calcvm.without_signals import uncollected, without_signals
 
 try:
     import numba_cuda  # noqa: F401  (else Numba's own, older CUDA target is used)
@@ -506,13 +506,13 @@ def compile_ptx(
     max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they limit registers.
     """
     how = {"device": False, "abi": "numba", "launch_bounds": (max_threads, min_blocks)}
-    return undisturbed(lambda: _named(_compiled(fn, signature, cc, how), name))
+    return without_signals(lambda: _named(_compiled(fn, signature, cc, how), name))
 
 
 def compile_function(fn: Callable, signature: Any, name: str, cc: tuple[int, int]) -> str:
     """The same for a function called ``name``, which kernels in other PTX texts call."""
     how = {"device": True, "abi": "c", "abi_info": {"abi_name": name}}
-    return undisturbed(lambda: _compiled(fn, signature, cc, how))
+    return without_signals(lambda: _compiled(fn, signature, cc, how))
 
 
 def _compiled(fn: Callable, signature: Any, cc: tuple[int, int], how: dict[str, Any]) -> str:

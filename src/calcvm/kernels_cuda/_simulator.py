@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import CalcError, MissingExtra
-from calcvm.undisturbed import uncollected
+from calcvm.without_signals import uncollected
 
 try:
     from greenlet import greenlet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calcvm.formulas import windows
-from calcvm.formulas.windows import Axis
+from calcvm.formulas.windows import WindowAxis
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import device, like, thread, threads
 from calcvm.kernels_cuda._reduce import divide
@@ -156,7 +156,11 @@ def max_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
 ):
     """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     _max(me, N, C, z, v, u, x, y, index)
 
 
@@ -165,7 +169,11 @@ def max_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, dy: Ptr, index: Ptr.uint8, dx: Ptr
 ):
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     _to_places(me, (dx, dy, index), like(dx, 0), N, C, z, v, u)
 
 
@@ -212,8 +220,8 @@ def avg_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
 ):
     """y = the sum of x in the window / its count; N*OD rows are shared."""
-    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _means(me, (y,), x, like(x, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _means(me, (y,), x, like(x, 0), N, C, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
@@ -221,8 +229,8 @@ def avg_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
 ):
     """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
-    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _parts(me, (dx, dy), like(dx, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _parts(me, (dx, dy), like(dx, 0), N, C, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
@@ -268,7 +276,11 @@ def lp_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
 ):
     """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole window; N*OD rows are shared."""
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     _roots(me, (y, power, kd * kh * kw), x, like(x, 0), N, C, z, v, u)
 
 
@@ -280,7 +292,11 @@ def lp_pool_bwd_y(
     """g = k/count * dy*y^(1 - p), 0 where y is 0; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
     row = OH * OW * C
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     e = lo * row + thread()
     while e < hi * row:
         r, o, q, c = _places(e, OH, OW, C)
@@ -296,5 +312,9 @@ def lp_pool_bwd(
     dx: Ptr,
 ):  # fmt: skip
     """dx = x^(p - 1) * the sum of g over the windows that contain the element; all of dx is set; N*D rows are shared."""
-    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    z, v, u = (
+        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
+        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
+        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
+    )
     _from_slopes(me, (dx, t_g, x, power), like(dx, 0), N, C, z, v, u)

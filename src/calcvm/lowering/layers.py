@@ -12,7 +12,7 @@ from calcvm.ops.statement import Statement
 from calcvm.ops.types import BYTES, dtype_of
 
 
-class Line:
+class LayerLine:
     """A layer, or an operator outside of layers: its output shape, number of parameters, and forward rows."""
 
     def __init__(self, name: str, shape: Shape):
@@ -28,7 +28,7 @@ class Line:
         return [self.name, [[n.a, n.b] for n in self.shape], self.parameters, flops, moved]
 
 
-def lines_of(path: Path, operations: Sequence[Operation]) -> tuple[list[Line], dict[str, Line]]:
+def lines_of(path: Path, operations: Sequence[Operation]) -> tuple[list[LayerLine], dict[str, LayerLine]]:
     """The lines of a path in the order of its construction, and a mapping from the labels of rows to lines.
 
     A label is the name of an operator or of its result.  A parameter counts for its first reader.
@@ -41,7 +41,7 @@ def lines_of(path: Path, operations: Sequence[Operation]) -> tuple[list[Line], d
         (place[op.name], op, op.name, next(iter(op.outputs.values()))) for op in operations if not op.layer
     ]
     found += [(n, name, name, v) for name, (v, n) in path.layers.items() if name not in others]
-    lines = {key: Line(name, v.shape) for _, key, name, v in sorted(found, key=lambda entry: entry[0])}
+    lines = {key: LayerLine(name, v.shape) for _, key, name, v in sorted(found, key=lambda entry: entry[0])}
     known: set[Variable] = set()
     for op in operations:
         read = {v for v in op.inputs.values() if v.kind == "parameter"} - known

@@ -19,7 +19,7 @@ from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
-from calcvm.lowering.layers import Line, lines_of
+from calcvm.lowering.layers import LayerLine, lines_of
 from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
 from calcvm.lowering.simplify import simplified
 from calcvm.ops.dims import Affine, numel
@@ -38,7 +38,7 @@ WHOLE = {"float32": 1 << 24, "float64": 1 << 53}  # a type represents all intege
 
 
 @dataclass
-class Facts:
+class GraphFacts:
     """Facts of the graph for the program, besides its rows; JSON-able except ``constants``, values and lines.
 
     Keys are names that the user knows, of variables and paths.  Cells are referred to by a `Value`, which assembling
@@ -68,7 +68,7 @@ class Facts:
     buffers: dict[str, Any] = field(default_factory=dict)
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
-    layers: dict[str, list[Line]] = field(default_factory=dict)
+    layers: dict[str, list[LayerLine]] = field(default_factory=dict)
     called: dict[str, str] = field(default_factory=dict)
     adapts: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def lower(
     gpu: bool = False,
     accumulate: bool = True,
     keep: Iterable[str] = (),
-) -> tuple[Lowered, Facts]:
+) -> tuple[Lowered, GraphFacts]:
     """The statements of a graph, and the facts for its program.
 
     Parameters
@@ -110,7 +110,7 @@ class Lowering:
     def __init__(self, graph: CalcGraph, emit: Emitter, accumulate: bool, keep: set[str]):
         self.graph, self.accumulate = graph, accumulate
         self.emit = emit
-        self.facts = Facts()
+        self.facts = GraphFacts()
         self.layers = graph.layer_results()
         unknown = keep - {*graph.variables, *self.layers}
         if unknown:
@@ -121,7 +121,7 @@ class Lowering:
         self.readable: set[Variable] = set()  # the roots of kept results
         self.phase: dict[Variable, str] = {}  # the phase that computes a result
         self.shown: dict[Variable, Value] = {}  # copies of outputs whose storage order is not the user's
-        self.lines: dict[str, Line] = {}  # by label of rows
+        self.lines: dict[str, LayerLine] = {}  # by label of rows
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, results without a reader, and inputs of other paths."""
@@ -144,7 +144,7 @@ class Lowering:
         totals = self.rounds.totals(v) or []
         return totals if v is not v.path.loss or all(numel(t.shape) == 1 for t in totals) else []
 
-    def run(self) -> tuple[Lowered, Facts]:
+    def run(self) -> tuple[Lowered, GraphFacts]:
         for v in self.graph.variables.values():
             if v.kind != "result":
                 self.source(v)

@@ -14,9 +14,9 @@ from calcvm.vm.memory.heap import CalcHeap, parse_bytes
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program import schema
 from calcvm.vm.program.encoding import MODEL_VERSION
-from calcvm.vm.program.facts import FIELDS, MAX_LEARNING, MAX_ROUNDS, MAX_SEED, Facts, check_learning_batch
+from calcvm.vm.program.facts import FIELDS, MAX_EPOCHS, MAX_LEARNING, MAX_SEED, Facts, check_learning_batch
 from calcvm.vm.program.program import Program, Symbol
-from calcvm.vm.program.schema import boolean, integer, record
+from calcvm.vm.program.schema import boolean, integer, mapping
 from calcvm.vm.program.serialize import read_archive, write_archive
 from calcvm.vm.run.loaded import loaded_of
 
@@ -121,9 +121,9 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
     write_archive(path, documents, arrays, kind="model", version=MODEL_VERSION)
 
 
-_MODEL = record(
-    {"seed": integer(0, MAX_SEED), "epochs": integer(0, MAX_ROUNDS), "learning_batch": integer(1, MAX_LEARNING)},
-    optional={"open": boolean, "facts": record({}, others=True)},
+_MODEL = mapping(
+    {"seed": integer(0, MAX_SEED), "epochs": integer(0, MAX_EPOCHS), "learning_batch": integer(1, MAX_LEARNING)},
+    optional={"open": boolean, "facts": mapping({}, others=True)},
 )
 
 
@@ -133,7 +133,6 @@ def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resi
     program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
     where = f"{archive.name}: document 'model'"
     facts = {"program": program.hash, **schema.check(_MODEL, archive.document("model"), where)}
-    facts["rounds"] = facts.pop("epochs")
     facts |= {name: value for name, value in facts.pop("facts", {}).items() if name not in facts}
     check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
     for i, s in persistent(program).items():  # checked before any memory is allocated

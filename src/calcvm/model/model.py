@@ -37,7 +37,7 @@ from calcvm.vm.memory.resident import Hyper, Keeping, Resident
 from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.feeds import IN_PLACE, readable
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
@@ -64,7 +64,7 @@ def _training(method: Method) -> Method:
 
 
 @hints.names_of_others
-class Model(methods.Native, hints.Closed):
+class Model(methods.HasFastMethods, hints.Closed):
     """A network, or a custom graph, compiled for training.
 
     Parameters
@@ -248,17 +248,17 @@ class Model(methods.Native, hints.Closed):
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # checked before it takes room in a heap
             Roles.of(loaded_of(program))
-        self.resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
+        self.resident = (heap or files.heap_of(program, page_folder)).create(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
         methods.prepare(self)
 
     @classmethod
     def on(cls, resident: Resident) -> Model:
-        """A model of a heap (`CalcHeap.load`, `CalcHeap.open`) to fit, evaluate and save.
+        """A model of a heap (`CalcHeap.create`, `CalcHeap.open`) to fit, evaluate and save.
 
         Its program must have a path learn, which trains, and a path predict.
         """
-        checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.load, heap.open)")
+        checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.create, heap.open)")
         Roles.of(resident.loaded)
         model = cls.__new__(cls)
         model._plan, model.resident = None, resident
@@ -349,7 +349,7 @@ class Model(methods.Native, hints.Closed):
     @property
     def epochs_done(self) -> int:
         """Complete epochs of `fit` and fleets; `steps_done` counts every update."""
-        return self.resident.facts["rounds"]
+        return self.resident.facts["epochs"]
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -486,7 +486,7 @@ class Model(methods.Native, hints.Closed):
             found = {name: resident[name] for name in self.roles.outputs}
             if arrays.keys() == {*self.roles.inputs}:
                 n = next(iter(batches.values()))
-                methods.arm(resident, layout.RUN, n, start, self.roles.inputs, {name: name for name in found})
+                methods.arm(resident, J.RUN, n, start, self.roles.inputs, {name: name for name in found})
         methods.offer(self)
         return found
 
@@ -641,7 +641,7 @@ class Model(methods.Native, hints.Closed):
         with resident.record.turn.mine:
             start = time.perf_counter()
             found = judge()
-            methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
+            methods.arm(resident, J.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
         methods.offer(self)
         return found
 
@@ -682,7 +682,7 @@ class Model(methods.Native, hints.Closed):
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
             if n <= self.batch_size or not given:
-                methods.arm(resident, layout.PREDICT, n, start, [*data], {name: name for name in outputs})
+                methods.arm(resident, J.PREDICT, n, start, [*data], {name: name for name in outputs})
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)

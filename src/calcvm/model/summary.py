@@ -51,6 +51,6 @@ def summary(model: Resident, roles: Roles) -> str:
             + (f", whose weight decay spares {spared} of the parameters" if spared else "")
             + f"; judged by {', '.join(roles.figures.values()) or 'nothing'}",
             f"heap {program.heap_bytes:,} bytes for batches up to {program.batch_size:,}, "
-            f"device {program.info.get('device', 'cpu')}, workers {model.workers}; {model.facts['rounds']:,} epochs done",
+            f"device {program.info.get('device', 'cpu')}, workers {model.workers}; {model.facts['epochs']:,} epochs done",
         ]
     )

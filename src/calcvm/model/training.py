@@ -115,7 +115,7 @@ class Training:
         """Count an epoch as done; a second call, after an interrupt in the first, changes nothing."""
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
-        self.model.resident.facts["rounds"] = self._epochs
+        self.model.resident.facts["epochs"] = self._epochs
         if self.run.passes % self.checkpoint == 0:
             self.model.resident.commit()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from calcvm.frozen import frozen
 from calcvm.ops.dims import ONE, Shape, numel, show
 from calcvm.ops.epilogues import ACT, ALPHA
 from calcvm.ops.sizes import On
@@ -26,7 +27,6 @@ from calcvm.ops.spec import (
     joined,
     operator,
 )
-from calcvm.record import record
 
 # ---------------------------------------------------------------- workspace: (minimum, best for speed)
 Room = tuple[Any, Any]
@@ -307,7 +307,7 @@ operator(
 
 
 # ---------------------------------------------------------------- operators fused with a product
-@record
+@frozen
 class Sum:
     """Operators that lowering fuses: ``product`` and a ``sum`` of it and a vector become ``into``, with three inputs."""
 

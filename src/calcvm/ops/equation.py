@@ -17,7 +17,7 @@ from calcvm.equations.rows import read_ranged
 from calcvm.equations.tree import Equation, Node
 from calcvm.errors import CalcError
 from calcvm.formulas.optimizers import HYPER_SLOTS
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 if TYPE_CHECKING:
     from calcvm.ops.spec import RowSpec
@@ -30,7 +30,7 @@ FUNCTIONS = {
 }
 
 
-@record
+@frozen
 class RowEquation:
     """A row's equation, checked.
 

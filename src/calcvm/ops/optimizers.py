@@ -19,6 +19,7 @@ from typing import Any
 
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
+from calcvm.frozen import frozen
 from calcvm.ops.dims import Shape, affine
 from calcvm.ops.spec import (
     ROWS_COLS,
@@ -40,7 +41,6 @@ from calcvm.ops.spec import (
     registered,
     rows_cols,
 )
-from calcvm.record import record
 
 HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type": "float64"}
 # Slots that do not start at 0.
@@ -51,7 +51,7 @@ SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # 
 
 
 # ---------------------------------------------------------------- what users may set
-@record
+@frozen
 class Slot:
     """The values that a hyperparameter may have: between two bounds, whose inclusion ``ends`` states as in mathematics."""
 

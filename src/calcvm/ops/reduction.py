@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from calcvm.frozen import frozen
 from calcvm.ops.dims import ONE, Affine, Shape, show
 from calcvm.ops.sizes import On, parts
 from calcvm.ops.spec import (
@@ -36,13 +37,12 @@ from calcvm.ops.spec import (
     places,
     uniform,
 )
-from calcvm.record import record
 
 BY = choice("by", 2)  # 1: workers share the kept elements, because the leading axis is reduced
 BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 
-@record
+@frozen
 class Form:
     """The form in which x is seen: an index and a size for each axis; axes with a size R... are reduced.
 

@@ -17,8 +17,8 @@ from itertools import zip_longest
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from calcvm.frozen import frozen
 from calcvm.ops.dims import Affine, affine
-from calcvm.record import record
 
 MAX_BATCH = 2**40  # the largest possible batch
 
@@ -168,7 +168,7 @@ def _show(coefficients: Sequence[int]) -> str:
 
 
 # ---------------------------------------------------------------- sizes for all batches
-@record
+@frozen
 class Piecewise:
     """A size that is not ``a*B + b`` throughout.
 

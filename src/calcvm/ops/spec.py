@@ -21,11 +21,11 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from calcvm.errors import CalcError
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.layouts import LAST, WINDOW  # noqa: F401  (for declarations)
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
-from calcvm.record import record
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ LINE_WORDS = 8  # of a cache line; an encoded row fills whole lines
 MAX_WORDS = 15 * LINE_WORDS  # of a row: a GPU's block keeps two rows and a few words more
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Word:
     """One integer or float word of a row.
 
@@ -93,7 +93,7 @@ def make_later(spec: Any) -> None:
             own["make " + name] = own.pop(name)
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
 
@@ -155,7 +155,7 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
 
 
-@record
+@frozen
 class Epilogue:
     """One way to run a row inside the row that computes its input, while that is still in cache.
 
@@ -174,7 +174,7 @@ PHASES = Word(name="phases", lo=1, hi=2**20)  # the first word of a row with sev
 WN = Word(name="wn", kind="int")  # elements of scratch that may be used; lowering chooses them
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
@@ -273,7 +273,7 @@ class RowSpec:
 _INSTANCES: dict[tuple[str, tuple[str, ...]], tuple[RowSpec, RowSpec]] = {}
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Attr:
     """One attribute of an operator: its default, and its valid values (checked when the graph is built)."""
 
@@ -283,7 +283,7 @@ class Attr:
     doc: str = ""
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Example:
     """Shapes (with None for the batch) and attributes that tests and benchmarks run the operator with.
 
@@ -301,7 +301,7 @@ class Example:
     bench: bool = False
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class OpSpec:
     """One operator.
 

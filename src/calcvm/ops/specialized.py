@@ -23,14 +23,14 @@ from calcvm.equations.tree import (
     rewritten,
     walk,
 )
+from calcvm.frozen import frozen
 from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.equation import RowEquation
-from calcvm.record import record
 
 MOST_AXES = 3  # of an equation in a listing
 
 
-@record
+@frozen
 class Specialized:
     """equations : without ranges.  axes : by array, the remaining axes of its equation, in storage order."""
 

@@ -6,12 +6,12 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Shape
 from calcvm.ops.sizes import Extent, extent
 from calcvm.ops.spec import Operand, RowSpec
 from calcvm.ops.types import FLOAT
-from calcvm.record import record
 
 # kinds of values, with their zones
 ZONE_OF = {
@@ -145,7 +145,7 @@ class Versions:
 PHASES = ("forward", "loss", "backward", "optimize", "end_round")
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Lowered:
     """A graph as statements: the planner's input, from which the program is encoded.
 

@@ -190,7 +190,7 @@ def plan(
         blocks=groups.blocks,
         layout=layout,
         effort=effort,
-        again=done.again,
+        recomputed=done.recomputed,
         overhead=done.overhead,
         lower_bound=done.lower_bound,
         proved=done.proved,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 Mask = int  # a set of statements, one bit each
 
 
-@record
+@frozen
 class Touch:
     """A value that a statement touches: its size, all statements that touch it, and whether it is born or dies among them."""
 
@@ -26,8 +26,8 @@ class Touch:
     dies: bool
 
 
-@record
-class Task:
+@frozen
+class Item:
     """A statement.
 
     touches : the values it touches.
@@ -43,7 +43,7 @@ class Task:
 class Downsets:
     """Statements with their dependencies, and the bytes that are live when the first begins."""
 
-    def __init__(self, tasks: Sequence[Task], live: int):
+    def __init__(self, tasks: Sequence[Item], live: int):
         self.tasks, self.live, self.steps = tasks, live, 0
         self.after: list[list[int]] = [[] for _ in tasks]
         for k, task in enumerate(tasks):

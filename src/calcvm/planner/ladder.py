@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from calcvm.frozen import frozen
 from calcvm.planner.paging import KINDS
-from calcvm.record import record
 
 
-@record
+@frozen
 class Means:
     """One rung of the ladder.
 

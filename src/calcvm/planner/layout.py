@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calcvm.errors import PlanError
+from calcvm.frozen import frozen
 from calcvm.ops.sizes import Extent
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
@@ -25,7 +26,6 @@ from calcvm.planner.lifetimes import (
 from calcvm.planner.merge import Groups
 from calcvm.planner.packing.gap import close_gap
 from calcvm.planner.packing.pack import Packing, load, pack
-from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
 MOST_BYTES = 1 << 60  # the largest heap that is planned
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 60  # the largest heap that is planned
 PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
 
 
-@record
+@frozen
 class Unit:
     """Cells that hold one value, a chain of values that overwrite one another, or a block of values.
 
@@ -48,7 +48,7 @@ class Unit:
     zone: str
 
 
-@record
+@frozen
 class Layout:
     """All of the storage except the offsets of transient units; valid for every batch size."""
 

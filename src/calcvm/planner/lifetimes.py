@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from calcvm.frozen import frozen
 from calcvm.ops.sizes import Extent, On, extent, largest, times
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
-from calcvm.record import record
 
 LINE = 64  # bytes of a cache line: all sizes are rounded up to it
 PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
@@ -24,7 +24,7 @@ def other_ways(batch: int, workers: int) -> str:
     return f", or take {' or '.join(ways)}" if ways else ""
 
 
-@record
+@frozen
 class Machine:
     """What sizes depend on besides a statement's words: bytes of a float, workers, device.
 

@@ -13,11 +13,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
+from calcvm.frozen import frozen
 from calcvm.ops.dims import ONE, Affine, affine
 from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.ops.types import FLOAT
 from calcvm.planner.lifetimes import LINE, Machine, effects, is_persistent, operands
-from calcvm.record import record
 
 PHASES = ("optimize", "end_round")  # phases whose rows over rows and columns are elementwise
 MERGE_LIMIT = 65536  # elements in a run: above it the overhead of a row is negligible
@@ -25,7 +25,7 @@ LARGE = 16384  # elements from which on a parameter lies first, so that the smal
 PADDED_LIMIT = 4096  # elements in a run whose gradients may become persistent because of padding
 
 
-@record
+@frozen
 class Groups:
     """Constraints from merging on the layout.
 
@@ -39,7 +39,7 @@ class Groups:
     promoted: frozenset[Value] = frozenset()
 
 
-@record
+@frozen
 class _Candidate:
     """A row that may become part of a merged one.
 

@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate, groupby
 
 from calcvm.ops.statement import Lowered, Statement, Value
-from calcvm.planner.downsets import Downsets, Task, Touch
+from calcvm.planner.downsets import Downsets, Item, Touch
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes_of, scratch_sizes
 from calcvm.planner.packing.pack import load
@@ -204,7 +204,7 @@ def _downsets(
         own_at = {v: j for j, v in enumerate(values)}
         own = tuple((own_at[made], own_at[read]) for made, read in pairs.get(st, ()))
         earlier = sum(1 << place[b] for b in before[st] if b in place)
-        tasks.append(Task(tuple(touch[v] for v in values), own, earlier))
+        tasks.append(Item(tuple(touch[v] for v in values), own, earlier))
     return Downsets(tasks, live)
 
 

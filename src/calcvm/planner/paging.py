@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from calcvm.errors import PlanError
+from calcvm.frozen import frozen
 from calcvm.ops.paging import PAGE_AHEAD, PAGE_IN, PAGE_OUT
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.ops.types import CELLS, instance_of
 from calcvm.planner.lifetimes import Machine, at_most, effects
-from calcvm.record import record
 
 BANDWIDTH = 1e9  # bytes per second of a file, by default
 PAGE: dict[str, Any] = {
@@ -28,7 +28,7 @@ PAGE: dict[str, Any] = {
 }  # facts of the value that holds another one's numbers in the file
 
 
-@record
+@frozen
 class File:
     """The page file: its capacity in bytes, and its bandwidth in bytes per second for reads and for writes."""
 

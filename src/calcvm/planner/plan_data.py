@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from calcvm import checks
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.layout import Layout
 from calcvm.planner.lifetimes import LINE
-from calcvm.record import record
 
 
-@record
+@frozen
 class Zone:
     """A contiguous range of the heap, and the bytes of that zone's values.
 
@@ -53,7 +53,7 @@ class PlanData:
     layout: Layout = field(repr=False)
     effort: int = field(repr=False, default=0)
     device_bytes: Mapping[str, int] = field(default_factory=dict)
-    again: Mapping[Statement, Statement] = field(repr=False, default_factory=dict)
+    recomputed: Mapping[Statement, Statement] = field(repr=False, default_factory=dict)
     overhead: float = 0.0
     lower_bound: float | None = None
     proved: bool = False

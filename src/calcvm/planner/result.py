@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, NoReturn
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError
 from calcvm.planner.plan_data import PlanData, Zone
 from calcvm.tables import preformatted
@@ -14,6 +14,7 @@ from calcvm.tables import preformatted
 __all__ = ["Plan", "Zone"]
 
 
+@hints.names_of_others
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan(PlanData):
     """The layout of a heap: order, offsets and bytes.  A plan allocates nothing.
@@ -26,7 +27,7 @@ class Plan(PlanData):
     lower_bound_bytes : no packing of these statements in this order needs less.
     live_bytes : bytes that are live at each statement; ``peak`` is the statement with the most.
     blocks : members of each value that spans several (merged updates).
-    again : recomputed statements, each with the statement that it repeats.
+    recomputed : recomputed statements, each with the statement that it repeats.
     overhead : time for recomputing and paging as predicted by ``costs``, as a fraction of the step without them.
     lower_bound : lower bound of the overhead of any schedule (None: no solver ran).
     proved : whether the bound proves that no schedule takes less time.
@@ -45,7 +46,7 @@ class Plan(PlanData):
 
         index, path, phase, row (the instruction), label (the operator), device
         sync : whether a barrier follows.
-        again : index of the statement that it repeats to save memory, or None.
+        repeats : index of the statement that it repeats to save memory, or None.
         operands : for each its name, whether it is read and written, and the indices of its values in ``to_dict()["values"]``.
         bytes_before, live_bytes, bytes_after : live bytes before, during and after the statement.
         peak_bytes : the most live bytes so far.  peak : whether it is the statement `peak`.

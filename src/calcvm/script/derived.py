@@ -30,11 +30,11 @@ from calcvm.equations.tree import (
 from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.elementwise import ACTIVATIONS
 from calcvm.formulas.functions import FUNCTIONS
+from calcvm.frozen import frozen
 from calcvm.ops.dims import ONE, Affine, Shape, affine, numel
 from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import is_own, stem_of
 from calcvm.ops.specialized import specialized
-from calcvm.record import record
 from calcvm.script.code import ATOM, LOWEST, call, number, show, show_axes, trace, written
 from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
@@ -51,7 +51,7 @@ APPLIED: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@record
+@frozen
 class Value:
     """A value with one axis per index: an expression, or a function applied elementwise to other values.
 

@@ -24,7 +24,7 @@ from calcvm.script import helpers
 from calcvm.script.code import module_text, show
 from calcvm.script.names import Names, functions, plain
 from calcvm.script.optimizers import SLOTS
-from calcvm.script.sections import Line, Listing, shape_of
+from calcvm.script.sections import Listing, ScriptLine, shape_of
 
 if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded
@@ -215,7 +215,7 @@ def feed(place, data):
 '''
 
     # ------------------------------------------------------------ sections
-    def _lines(self, path: str, phase: str) -> list[Line]:
+    def _lines(self, path: str, phase: str) -> list[ScriptLine]:
         return self.listing.sections.get((path, phase), [])
 
     def _function(self, path: str, phase: str) -> str:
@@ -401,7 +401,7 @@ def feed(place, data):
         """The view of a total, which has no public name."""
         return self.listing.names[self.loaded.variables[name]["symbol"]]
 
-    def _row(self, path: str, pc: int) -> Line:
+    def _row(self, path: str, pc: int) -> ScriptLine:
         """The statements of a row."""
         phase = next(
             phase for phase in ("forward", "loss") if pc in range(*self.program.sections.get((path, phase), (0, 0)))

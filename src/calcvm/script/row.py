@@ -8,9 +8,9 @@ from typing import Any
 
 from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.number import Trace
+from calcvm.frozen import frozen
 from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.spec import RowSpec
-from calcvm.record import record
 from calcvm.script.code import call, number
 
 Writer = Callable[["Row"], None]
@@ -18,7 +18,7 @@ WRITERS: dict[str, Writer] = {}
 FALLBACKS: list[Callable[[str], Writer | None]] = []  # find writers for rows that are formulas
 
 
-@record
+@frozen
 class Seen:
     """An operand: its expression, and its stored shape."""
 
@@ -30,7 +30,7 @@ class Seen:
 NONE = Seen(None, (), "")
 
 
-@record
+@frozen
 class Made:
     """An assignment of a row: operands, and the expression of their new values, a tuple for several; None for absent operands.
 

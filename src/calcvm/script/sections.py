@@ -20,7 +20,7 @@ NO_WORDS = ("wn", "phases")  # words for kernels, which scripts do not need
 
 
 @dataclass
-class Line:
+class ScriptLine:
     """A row: its label and statements.  live : bytes in use meanwhile, at the planned batch."""
 
     label: str
@@ -40,7 +40,7 @@ class Listing:
         self.names: Names[int] = Names(taken)
         self.patches = {(int(r), int(w)): Affine(int(a), int(b)) for r, w, a, b in program.patches}
         live = _live(program)
-        self.sections: dict[tuple[str, str], list[Line]] = {
+        self.sections: dict[tuple[str, str], list[ScriptLine]] = {
             section: [self._line(pc, live[pc]) for pc in range(*span)] for section, span in program.sections.items()
         }
 
@@ -48,7 +48,7 @@ class Listing:
         """The name of a symbol's view in the script."""
         return self.names.of(number, self.program.symbols[number].name)
 
-    def _line(self, pc: int, live: int) -> Line:
+    def _line(self, pc: int, live: int) -> ScriptLine:
         program, spec = self.program, self.program.spec(pc)
         words, row = {}, program.rows[pc]
         for k, word in enumerate(spec.words, HEADER_WORDS):
@@ -72,7 +72,7 @@ class Listing:
                 about.append(f"{self.name(number)} {show(shape)}")
         r = Row(spec, words, operands, of)
         writer_of(spec.name)(r)
-        return Line(program.labels[pc], ", ".join(about), live, lines_of(r))
+        return ScriptLine(program.labels[pc], ", ".join(about), live, lines_of(r))
 
 
 def shape_of(symbol: Symbol) -> Shape:

@@ -167,8 +167,8 @@ class Network:
         if self._resident is None:
             program = program_of(self.design)
             heap = CalcHeap(program.heap_bytes)
-            self._resident = heap.load(program, seed=self.seed, workers=min(program.workers, allowed_workers()))
-            self._resident.facts["rounds"] = self.rounds
+            self._resident = heap.create(program, seed=self.seed, workers=min(program.workers, allowed_workers()))
+            self._resident.facts["epochs"] = self.rounds
             for name, cells in self._cells(self._resident):
                 if name in self._state:
                     cells[:] = self._state[name]
@@ -197,7 +197,7 @@ class Network:
 
     def _keep(self) -> None:
         if self._resident is not None:
-            self.rounds = self._resident.facts["rounds"]
+            self.rounds = self._resident.facts["epochs"]
             self._state = {name: cells.copy() for name, cells in self._cells(self._resident)}
 
     @staticmethod

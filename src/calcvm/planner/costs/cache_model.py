@@ -30,9 +30,9 @@ from typing import Protocol
 
 import numpy as np
 
+from calcvm.frozen import frozen
 from calcvm.ops.statement import Statement, Value
 from calcvm.planner.lifetimes import Machine, at_most, operands
-from calcvm.record import record
 
 SOFT = 0.3  # of the cache's bytes: distances this much below or above its size are certain hits or misses
 Place = tuple[int, int]  # first byte and bytes
@@ -46,7 +46,7 @@ class Stateful(Protocol):
     def found(self, statement: Statement, warm: Mapping[str, float], shared: Mapping[str, str]) -> float: ...
 
 
-@record
+@frozen
 class Touched:
     """The addresses of a statement's operands, by name."""
 

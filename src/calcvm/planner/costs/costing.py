@@ -84,7 +84,7 @@ class Costing:
         seconds = without = None
         if plan.workers in self._made and self.batch is not None:
             seconds = self._step(plan)
-            if plan.again and self.how == "measured":
+            if plan.recomputed and self.how == "measured":
                 without = self._step(self.without[plan.workers]())
         costs = self.how if isinstance(self.how, str) else "given"
         return replace(plan, costs=costs, seconds=seconds, seconds_without=without)

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calcvm.record import record
+from calcvm.frozen import frozen
 
 LEARNED = 0.5  # how far the most difficult item moves forward in an order, as a part of the number of items
 FORGET = 0.8  # the part of the learned difficulty that a restart keeps
 NEVER = 1 << 61
 
 
-@record
+@frozen
 class SearchSetting:
     """Parameters of the search.
 

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calcvm.frozen import frozen
 from calcvm.planner.packing.firstfit import first_fit
 from calcvm.planner.packing.minimalloc import NETWORK, Canonical
 from calcvm.planner.packing.peak import Peak
-from calcvm.record import record
 
 AROUND = 8  # the search from the peak gets one in this many placements
 SHARE = 16  # the canonical search gets one in this many placements, since each takes that much longer
 
 
-@record
+@frozen
 class Packing:
     """Offsets of the items, the height they need, its liveness lower bound, and a note on why the search ended."""
 

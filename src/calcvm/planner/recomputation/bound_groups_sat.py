@@ -14,17 +14,17 @@ from math import ceil, floor, isfinite
 
 import numpy as np
 
+from calcvm.frozen import frozen
 from calcvm.planner.milp import Row
 from calcvm.planner.recomputation.bound_groups import Grouped
 from calcvm.planner.recomputation.checkmate_milp import UNIT
-from calcvm.record import record
 
 UNITS = 10**9  # the cost of the best known schedule, in the solver's units
 PARTS = 10**6  # the limit, in the solver's units
 ROUNDING = 1e-6  # numbers closer than this to an integer count as integers
 
 
-@record
+@frozen
 class Found:
     """The result in the form of `scipy.optimize.milp`; x is None if there is no solution, or the known one is the best."""
 

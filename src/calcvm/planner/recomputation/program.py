@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
+from calcvm.frozen import frozen
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.planner.costs.reckoned import seconds
 from calcvm.planner.inplace import may_take
@@ -15,7 +16,6 @@ from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lif
 from calcvm.planner.paging import PAGE, File, is_paging, page_in, page_out
 from calcvm.planner.recomputation.schedule import RecomputationProblem, Run, Step
 from calcvm.planner.recomputation.search import solve
-from calcvm.record import record
 
 if TYPE_CHECKING:
     from calcvm.planner.recomputation.race import Solvers
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 EARLY = ("forward", "loss")
 
 
-@record
+@frozen
 class Recomputed:
     """A program with recomputed statements and page reads.
 
-    again : recomputed statements, each with the statement that it repeats.
+    recomputed : recomputed statements, each with the statement that it repeats.
     overhead : their cost as a fraction of the cost of their path's own statements: the largest of any path.
     lower_bound : lower bound of the overhead of any schedule (None: no solver ran).
     proved : whether the bound proves that no schedule costs less.
@@ -36,7 +36,7 @@ class Recomputed:
     """
 
     lowered: Lowered
-    again: Mapping[Statement, Statement] = field(default_factory=dict)
+    recomputed: Mapping[Statement, Statement] = field(default_factory=dict)
     overhead: float = 0.0
     lower_bound: float | None = None
     proved: bool = False

@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
-from calcvm.record import record
 
 Pair = tuple[int, int]  # (statement of the backward, statement that runs again before it)
 
 
-@record
+@frozen
 class Step:
     """A statement in numbers, with the values whose lifetimes a schedule can change.
 

@@ -17,13 +17,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from calcvm.frozen import frozen
 from calcvm.helper_process import HelperProcess
 from calcvm.planner.recomputation.schedule import Pair, RecomputationProblem, Run, Step
 from calcvm.planner.recomputation.stages import SolverChannel
-from calcvm.record import record
 
 
-@record
+@frozen
 class Solver:
     """A solver: its name, the module and the name of the package that it needs, its model, and whether it supports pages."""
 

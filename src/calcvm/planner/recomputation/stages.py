@@ -10,13 +10,13 @@ are read together with a second large value, so merging them with the reader wou
 
 from __future__ import annotations
 
+from calcvm.frozen import frozen
 from calcvm.planner.recomputation.schedule import RecomputationProblem, Run
-from calcvm.record import record
 
 SMALL = 1000  # values below the limit divided by this are always kept
 
 
-@record
+@frozen
 class Answer:
     """The cheapest schedule found, and a lower bound of the cost of any schedule, in seconds of a step."""
 

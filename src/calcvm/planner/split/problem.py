@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from calcvm.frozen import frozen
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, at_most, effects, is_persistent, operands
-from calcvm.record import record
 
 RARE = 1e-3  # weight of a path that does not train, relative to one that does
 
 Costs = Callable[[Statement], float]
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Site:
     """A device, as planning sees it.
 
@@ -38,7 +38,7 @@ class Site:
     watts: float = 0.0
 
 
-@record
+@frozen
 class Read:
     """A statement that reads a value with a home."""
 
@@ -46,7 +46,7 @@ class Read:
     value: int
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class AssignmentProblem:
     """The assignment problem in numbers; a field that depends on the device is a tuple with one entry per device.
 
@@ -144,7 +144,7 @@ class AssignmentProblem:
         return Assigned(tuple(at), tuple(where), seconds, joules, tuple(peaks), copied, excess)
 
 
-@record
+@frozen
 class Assigned:
     """An assignment: the device of each cluster (``at``) and statement (``where``), and its cost.
 

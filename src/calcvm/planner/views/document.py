@@ -88,7 +88,7 @@ class Document:
                 "in_place": self.in_place(t, st),
                 "sync": plan.sync[t],
                 "peak": t == plan.peak,
-                "again": index.get(plan.again[st]) if st in plan.again else None,
+                "repeats": index.get(plan.recomputed[st]) if st in plan.recomputed else None,
                 "device": info.get("device", "cpu"),
             }
 

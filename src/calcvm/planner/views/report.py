@@ -36,10 +36,10 @@ def describe(plan: PlanData, max_rows: int | None) -> str:
         f"save all     {plan.save_all_bytes:>15,} bytes if no two values shared memory",
         f"formula      {plan.formula}",
     ]
-    if plan.again or plan.page_bytes:
+    if plan.recomputed or plan.page_bytes:
         bound = "" if plan.lower_bound is None else f" (at least {100 * plan.lower_bound:.2f} %)"
         lines.append(
-            f"recomputed   {len(plan.again)} rows of the forward, {'with paging ' if plan.page_bytes else ''}"
+            f"recomputed   {len(plan.recomputed)} rows of the forward, {'with paging ' if plan.page_bytes else ''}"
             f"{plan.costs} to take {100 * plan.overhead:.2f} % of a step"
             + (" (proved minimal)" if plan.proved else bound)
         )

@@ -21,7 +21,7 @@ from calcvm.vm.memory.slot import Slot
 from calcvm.vm.memory.totals import Totals
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Symbol
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.feeds import code_of, readable
 from calcvm.vm.run.slices import ended, latest, sliced
 
@@ -92,7 +92,7 @@ class Epoch:
         )
         self._outputs = outputs or {}
         drains = [_feed(model, name, a, device.output(a), symbols[name]) for name, a in self._outputs.items()]
-        self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
+        self._drains = np.array(drains, np.int64).reshape(-1, J.FEED_WORDS)
         for name in results:
             if loaded.symbol(name).elems != 1 or name in own:
                 raise CalcError(f"{name!r} is not a single number: it has no mean over the samples")
@@ -133,26 +133,26 @@ class Epoch:
         )  # for a sum, each round's gradient counts in full
         weighs = self._adds_up and not whole
         seed_off = program.symbols[facts["seed"]].offset if weighs else -1
-        job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
+        job = self.job = np.zeros(J.TASK_WORDS, np.int64)
         self._job_address = job.ctypes.data  # read once: each read takes as long as a small round
         device.prepare_task(job, loaded)
-        job[layout.ROW_BYTES] = program.row_bytes
-        job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
+        job[J.ROW_BYTES] = program.row_bytes
+        job[J.ROWS_FULL : J.ROWS_LAST + 1] = [address for _, address in self._rows]
         if parts == 1:
-            job[layout.PACE] = self._rows[0][1] + int(self._spans[0, 0]) * program.row_bytes + 1
+            job[J.PACE] = self._rows[0][1] + int(self._spans[0, 0]) * program.row_bytes + 1
         for word, count, array in (
-            (layout.SPANS, layout.N_SPANS, self._spans),
-            (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),
-            (layout.FEEDS, layout.N_FEEDS, self._feeds),
-            (layout.DRAINS, layout.N_DRAINS, self._drains),
-            (layout.RESULTS, layout.N_RESULTS, self._results),
+            (J.SPANS, J.N_SPANS, self._spans),
+            (J.END_SPANS, J.N_END_SPANS, self._end_spans),
+            (J.FEEDS, J.N_FEEDS, self._feeds),
+            (J.DRAINS, J.N_DRAINS, self._drains),
+            (J.RESULTS, J.N_RESULTS, self._results),
         ):
             job[word], job[count] = device.constant(array), len(array)
-        job[[layout.SUMS, layout.PARTS, layout.TURN]] = self._sums.address, self._parts[-1], turn
-        job[layout.N_SAMPLES : layout.LEARNING + 1] = n, batch, learning
-        job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
-        job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
-        job[layout.FUNCTIONS] = device.constant(self._functions) if functions else 0
+        job[[J.SUMS, J.PARTS, J.TURN]] = self._sums.address, self._parts[-1], turn
+        job[J.N_SAMPLES : J.LEARNING + 1] = n, batch, learning
+        job[J.ITEMSIZE : J.SEED_OFF + 1] = program.itemsize, seed_off
+        job[J.INDEX] = 0 if self._index is None else device.constant(self._index)
+        job[J.FUNCTIONS] = device.constant(self._functions) if functions else 0
         self._per_round = 0.0  # seconds, by the last measurement
         self._before = 0  # passes before the current one
 
@@ -169,15 +169,15 @@ class Epoch:
             self.model.drop_added(str(self.trains))
         before, job = self.passes, self.job
         self._before = before  # no signal is handled between this and the next statement
-        job[layout.REACHED] = job[layout.FIRST] = 0
+        job[J.REACHED] = job[J.FIRST] = 0
         self._found.clear()
         self._sums.array[:] = 0
-        job[layout.SHUFFLE], job[layout.KEY] = (0, 0) if key is None else (1, key)
+        job[J.SHUFFLE], job[J.KEY] = (0, 0) if key is None else (1, key)
 
     @property
     def passes(self) -> int:
         """Number of complete passes."""
-        return self._before + (self.job.item(layout.REACHED) == self.rounds)
+        return self._before + (self.job.item(J.REACHED) == self.rounds)
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Run the pass in slices of about ``seconds``, one turn each; yields the number of finished rounds.
@@ -222,34 +222,34 @@ class Epoch:
         model, facts = self.model, self.model.facts
         if model.workers > 1:
             for _ in range(n):
-                self.begin(shuffling_key(model.seed, facts["rounds"]) if shuffle else None)
+                self.begin(shuffling_key(model.seed, facts["epochs"]) if shuffle else None)
                 for _ in self.slices(seconds):
                     pass
-                facts["rounds"] += 1
+                facts["epochs"] += 1
                 yield [self.mean(name) for name in self.names]
             return
-        job, first, shared = self.job, facts["rounds"], self._device.shared(n * len(self._results))
+        job, first, shared = self.job, facts["epochs"], self._device.shared(n * len(self._results))
         means = shared.array.reshape(n, len(self._results))[:, : len(self.names)]
-        job[[layout.ROUNDS, layout.MEANS]] = self.rounds, shared.address
-        job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
-        job[[layout.LIMIT, layout.FIRST, layout.PART, layout.PATIENCE]] = first + n, 0, 0, -1
+        job[[J.ROUNDS, J.MEANS]] = self.rounds, shared.address
+        job[[J.SEED, J.SHUFFLE, J.EPOCH]] = model.seed, shuffle, first
+        job[[J.LIMIT, J.FIRST, J.PART, J.PATIENCE]] = first + n, 0, 0, -1
         try:
-            while facts["rounds"] < first + n:
-                job[layout.STATUS] = layout.READY  # also after a loss that is not finite
-                done = facts["rounds"]
+            while facts["epochs"] < first + n:
+                job[J.STATUS] = J.READY  # also after a loss that is not finite
+                done = facts["epochs"]
                 count = max(1, int(seconds / self._per_round)) if self._per_round else 1
                 with model.record.turn.mine:
                     slot, start = self._enter(), time.perf_counter()
-                    before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
-                    job[layout.COUNT] = count
+                    before = job[J.EPOCH] * self.rounds + job[J.FIRST]
+                    job[J.COUNT] = count
                     slot.execute("run_task", job, self._job_address, 1)
-                    while job[layout.PART]:  # a round runs to its end while the model is in the heap
+                    while job[J.PART]:  # a round runs to its end while the model is in the heap
                         slot.execute("run_task", job, self._job_address, 1)
                     self._device.collect()
-                rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
+                rounds = int(job[J.EPOCH] * self.rounds + job[J.FIRST] - before)
                 self._per_round = (time.perf_counter() - start) / max(rounds, 1)
-                facts["rounds"] = int(job[layout.EPOCH])
-                yield from means[done - first : facts["rounds"] - first].tolist()
+                facts["epochs"] = int(job[J.EPOCH])
+                yield from means[done - first : facts["epochs"] - first].tolist()
         finally:
             model.drop_added(str(self.trains))
 
@@ -258,15 +258,15 @@ class Epoch:
         job, parts, workers = self.job, self._parts, self._workers
         with self.model.record.turn.mine:
             slot, start = self._enter(), time.perf_counter()
-            first = job.item(layout.REACHED)
+            first = job.item(J.REACHED)
             stop = first + count
             while first < stop:
-                job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
+                job[J.FIRST], job[J.COUNT] = first, stop - first if len(parts) == 1 else 1
                 if workers > 1:
-                    job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
-                for job[layout.PART] in parts:
+                    job[J.DEADLINE], job[J.UNTIL] = latest(), 0
+                for job[J.PART] in parts:
                     slot.execute("run_rounds", job, self._job_address, workers)
-                first = ended(job, first + job.item(layout.COUNT))
+                first = ended(job, first + job.item(J.COUNT))
             self._device.collect()
             return time.perf_counter() - start
 
@@ -275,7 +275,7 @@ class Epoch:
         slot = self.model.slot
         self.occupy()
         self.hold(slot)
-        self.job[layout.HEAP] = slot.address
+        self.job[J.HEAP] = slot.address
         return slot
 
     def hold(self, slot: Slot) -> None:
@@ -302,9 +302,9 @@ class Epoch:
                 with self.model.record.turn.mine:
                     self._found = self._totals.results(self._totals.seen(self._sums.array / self.samples))
             return self._found[name]
-        seen, reached = self.samples, self.job.item(layout.REACHED)
+        seen, reached = self.samples, self.job.item(J.REACHED)
         if reached < self.rounds:
-            batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
+            batch, learning = int(self.job[J.BATCH]), int(self.job[J.LEARNING])
             whole, part = divmod(reached, -(-learning // batch))
             seen = min(whole * learning + min(part * batch, learning), seen)
         return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
@@ -312,7 +312,7 @@ class Epoch:
 
 def _counted(offset: int, over: str, by_learning: bool = False) -> int:
     """A result's offset for `calcvm.vm.run.samples.deliver`, marked if it is a sum over the pass, or over learning batches."""
-    return offset if over != "sum" else -1 - offset - (layout.BY_LEARNING if by_learning else 0)
+    return offset if over != "sum" else -1 - offset - (J.BY_LEARNING if by_learning else 0)
 
 
 _indexes: weakref.WeakValueDictionary[bytes, np.ndarray] = weakref.WeakValueDictionary()

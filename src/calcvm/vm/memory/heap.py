@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError, PlanError, ProgramError, Uncopied
 from calcvm.system import at_fork
 from calcvm.tables import html, some
@@ -64,6 +64,7 @@ class Stats:
         self.switches, self.bytes, self.seconds = 0, 0, 0.0
 
 
+@hints.names_of_others
 class CalcHeap(Uncopied):
     """Memory for models: ``nbytes`` bytes, allocated once; it never grows.
 
@@ -141,7 +142,7 @@ class CalcHeap(Uncopied):
         _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
-    def load(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
+    def create(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
         """A new model: place a program in the heap and initialize its parameters from ``seed``.
 
         Parameters
@@ -158,7 +159,7 @@ class CalcHeap(Uncopied):
         """
         check_program(program)
         seed = checks.integer("seed", seed, 0)
-        values = {"program": program.hash, "seed": seed, "rounds": 0}
+        values = {"program": program.hash, "seed": seed, "epochs": 0}
         return self._start(program, values, workers, name, lambda model: model.initialize(seed))
 
     def adopt(
@@ -169,7 +170,7 @@ class CalcHeap(Uncopied):
         workers: int | None = None,
         name: str | None = None,
     ) -> Resident:
-        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `load`."""
+        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `create`."""
 
         def fill(model: Resident) -> None:
             model.slot.set_image(image, open=True)

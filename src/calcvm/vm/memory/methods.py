@@ -41,7 +41,7 @@ from calcvm.errors import CalcError
 from calcvm.hints import hinted
 from calcvm.ops.statement import PHASES
 from calcvm.system import at_fork, has_teams
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
 from calcvm.vm.run.entry import METHODS, OWN, entry
@@ -64,7 +64,7 @@ at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class What(NamedTuple):
+class CallKind(NamedTuple):
     """The section that a compiled method runs, and the form of its answer."""
 
     path: str
@@ -78,15 +78,15 @@ class What(NamedTuple):
         return (*loaded.before(self.path, self.phases), (self.path, self.phases))
 
 
-WHAT = {
-    layout.STEP: What("learn", PHASES, forgets=False, kind=layout.SINGLE, named=False),
-    layout.PREDICT: What("predict", ("forward",), forgets=True, kind=ARRAY, named=False),
-    layout.EVALUATE: What("predict", FORWARD, forgets=True, kind=layout.MEAN, named=True),
-    layout.RUN: What("predict", ("forward",), forgets=False, kind=ARRAY, named=True),
+CALLS = {
+    J.STEP: CallKind("learn", PHASES, forgets=False, kind=J.SINGLE, named=False),
+    J.PREDICT: CallKind("predict", ("forward",), forgets=True, kind=ARRAY, named=False),
+    J.EVALUATE: CallKind("predict", FORWARD, forgets=True, kind=J.MEAN, named=True),
+    J.RUN: CallKind("predict", ("forward",), forgets=False, kind=ARRAY, named=True),
 }
 
 
-class Native:
+class HasFastMethods:
     """Base of classes with compiled methods."""
 
     __slots__ = ("_calcvm_words",)  # an array, after the first call that offers compiled methods
@@ -140,7 +140,7 @@ def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], An
     return handed  # type: ignore[return-value]
 
 
-class Bound:
+class BoundStep:
     """A model's step, bound to array objects; their contents may change."""
 
     __slots__ = ("arguments", "model")
@@ -153,29 +153,29 @@ class Bound:
         return float(self.model.step(*self.arguments))
 
     def __reduce__(self) -> tuple[Any, ...]:  # also for pickle protocols without support for slots
-        return Bound, (self.model, self.arguments)
+        return BoundStep, (self.model, self.arguments)
 
 
-class Sheet:
+class ProgramSheet:
     """A program's data for compiled methods, shared by all its models: words, and their targets (`calcvm.vm.run.job`)."""
 
     def __init__(self, loaded: Loaded):
-        words = self.words = np.zeros(layout.SHEET_WORDS, np.int64)
+        words = self.words = np.zeros(J.SHEET_WORDS, np.int64)
         self.numbers: dict[str, int] = {}  # of placeholders that are read in place
         self.feeds: dict[int, list[int] | None] = {}  # by method; None: its calls cannot be compiled
         self._kept: list[Any] = []
         self._rows: dict[int, np.ndarray] = {}  # by the address of their entry
-        words[[layout.ITEM, layout.PLANNED]] = loaded.program.itemsize, loaded.program.batch_size
-        words[[layout.ARRAY_TYPE, layout.INT_TYPE]] = id(np.ndarray), id(int)
-        words[[layout.DICT_TYPE, layout.TUPLE_TYPE]] = id(dict), id(tuple)
-        words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
-        words[layout.DTYPES : layout.PLACEHOLDERS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
+        words[[J.ITEM, J.PLANNED]] = loaded.program.itemsize, loaded.program.batch_size
+        words[[J.ARRAY_TYPE, J.INT_TYPE]] = id(np.ndarray), id(int)
+        words[[J.DICT_TYPE, J.TUPLE_TYPE]] = id(dict), id(tuple)
+        words[[J.NONE, J.OUT_NAME, J.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
+        words[J.DTYPES : J.PLACEHOLDERS] = [id(np.dtype(name)) for name in J.FEED_DTYPES]
         for name, facts in loaded.variables.items():
             if facts["kind"] == "placeholder" and facts["symbol"] is not None and _by_samples(loaded.forms[name]):
                 self._describe_placeholder(loaded, name)
-                if len(self.numbers) == layout.MOST_PLACEHOLDERS:
+                if len(self.numbers) == J.MOST_PLACEHOLDERS:
                     break
-        words[layout.N_PLACEHOLDERS] = len(self.numbers)
+        words[J.N_PLACEHOLDERS] = len(self.numbers)
 
     def _name(self, name: str) -> int:
         """The address of the interned string that literals of this text share."""
@@ -186,19 +186,19 @@ class Sheet:
         form, facts = loaded.forms[name], loaded.variables[name]
         classes = facts["classes"]
         sizes, k = [size.b for size in form[1:]], len(self.numbers)
-        words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
-        words[: layout.DIMS] = (
+        words = self.words[J.PLACEHOLDERS + k * J.PLACEHOLDER_WORDS :][: J.PLACEHOLDER_WORDS]
+        words[: J.DIMS] = (
             self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
             classes if classes is not None else -1 if name in loaded.probabilities else 0, facts.get("ignored", 0), 0, 0,
         )  # fmt: skip
         if name in loaded.own_types:
             dtype = np.dtype(loaded.own_types[name])
-            words[[layout.EXACT, layout.AS_IT_IS]] = id(dtype), layout.FEED_CELLS[dtype.itemsize]
-        words[layout.DIMS + 1 :][: len(sizes)] = sizes
+            words[[J.EXACT, J.AS_IT_IS]] = id(dtype), J.FEED_CELLS[dtype.itemsize]
+        words[J.DIMS + 1 :][: len(sizes)] = sizes
         self.numbers[name] = k
 
     def _method(self, which: int) -> np.ndarray:
-        return self.words[layout.METHODS + which * layout.METHOD_WORDS :][: layout.METHOD_WORDS]
+        return self.words[J.METHODS + which * J.METHOD_WORDS :][: J.METHOD_WORDS]
 
     def describes(
         self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str], inputs: int
@@ -210,18 +210,18 @@ class Sheet:
         inputs : number of arguments in the first group, apart from the others (0: all are passed one by one).
         """
         if which not in self.feeds:
-            self.feeds[which] = self._describe(loaded, self._method(which), WHAT[which], feeds, results)
-            self._method(which)[layout.N_INPUTS] = inputs
+            self.feeds[which] = self._describe(loaded, self._method(which), CALLS[which], feeds, results)
+            self._method(which)[J.N_INPUTS] = inputs
         return self.feeds[which] is not None
 
     def _describe(
-        self, loaded: Loaded, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
+        self, loaded: Loaded, words: np.ndarray, what: CallKind, feeds: Sequence[str], results: Mapping[str, str]
     ) -> list[int] | None:
         places = [self.numbers.get(name, -1) for name in feeds]
         paths = what.round(loaded)
         if (
-            -1 in places or len(places) > layout.MOST_ARGUMENTS or not 1 <= len(results) <= layout.MOST_RESULTS
-            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or len(paths) > layout.MOST_BEFORE + 1
+            -1 in places or len(places) > J.MOST_ARGUMENTS or not 1 <= len(results) <= J.MOST_RESULTS
+            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or len(paths) > J.MOST_BEFORE + 1
         ):  # fmt: skip
             return None
         for k, (name, called) in enumerate(results.items()):
@@ -240,20 +240,20 @@ class Sheet:
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
             self._kept.append(dims)
-            of_set = layout.SUM if what.kind == layout.MEAN and facts.get("over") == "sum" else what.kind
+            of_set = J.SUM if what.kind == J.MEAN and facts.get("over") == "sum" else what.kind
             kind = len(dims) if what.kind == ARRAY else of_set
-            words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
+            words[J.RESULTS_OF + k * J.RESULT_WORDS :][: J.RESULT_WORDS] = (
                 loaded.symbol(name).offset, math.prod(dims[1:].tolist()), kind, dims.ctypes.data, self._name(called),
             )  # fmt: skip
         spans = [(*loaded.span(*path), loaded.brief(*path)) for path in paths]
-        words[layout.N_SPANS_OF], words[layout.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
-        words[[layout.CHANGES, layout.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
+        words[J.N_SPANS_OF], words[J.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
+        words[[J.CHANGES, J.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
         several = what.forgets and not any(loaded.variables[name].get("over") == "other" for name in results)
-        words[layout.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave no results
-        words[layout.ARGUMENTS :][: len(places)] = places
+        words[J.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave no results
+        words[J.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
-        words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
-        words[layout.SET] = 1
+        words[[J.N_ARGUMENTS, J.N_ANSWERS, J.NAMED]] = len(places), len(results), named
+        words[J.SET] = 1
         return places
 
     def has_rows(self, which: int, batch: int) -> bool:
@@ -266,8 +266,8 @@ class Sheet:
         entry[2] = min(entry[2], max(int(1e9 * seconds), 1))
 
     def _rows_entry(self, which: int, batch: int) -> np.ndarray:
-        place = layout.KEPT_ROWS if batch == self.words[layout.PLANNED] else batch % layout.KEPT_ROWS
-        return self._method(which)[layout.ROWS_OF + 3 * place :][:3]
+        place = J.KEPT_ROWS if batch == self.words[J.PLANNED] else batch % J.KEPT_ROWS
+        return self._method(which)[J.ROWS_OF + 3 * place :][:3]
 
     def take_rows(self, loaded: Loaded, which: int, batch: int, seconds: float) -> None:
         """Cache the rows, and the time of such a call."""
@@ -280,34 +280,34 @@ class Sheet:
             entry[:] = batch, address, max(int(1e9 * seconds), 1)
 
 
-class Calls:
+class CallLog:
     """The words of a model's compiled methods: where the model is, and the effects of calls (`calcvm.vm.run.job`)."""
 
     __slots__ = ("_asked", "_seen", "_sheet", "_view", "words")
 
     def __init__(self, loaded: Loaded) -> None:
         if loaded.sheet is None:
-            loaded.sheet = Sheet(loaded)
-        self._sheet: Sheet = loaded.sheet
-        self.words = np.zeros(layout.CALL_WORDS, np.int64)
-        self.words[layout.SHEET] = self._sheet.words.ctypes.data
+            loaded.sheet = ProgramSheet(loaded)
+        self._sheet: ProgramSheet = loaded.sheet
+        self.words = np.zeros(J.CALL_WORDS, np.int64)
+        self.words[J.SHEET] = self._sheet.words.ctypes.data
         self._view = self.words.data
         self._seen = self._asked = 0  # calls that Python has taken note of
 
     # ------------------------------------------------------------ effects of compiled calls
     def used(self) -> bool:
         """Whether compiled code has run since the last query."""
-        before, self._asked = self._asked, self._view[layout.SEQ]
+        before, self._asked = self._asked, self._view[J.SEQ]
         return before != self._asked
 
     def disarm(self) -> None:
         """Send all calls to Python."""
-        self._view[layout.ARMED] = 0
+        self._view[J.ARMED] = 0
 
     def behind(self) -> bool:
         """Whether compiled code has run since Python looked.  Python has the model now, and may change its contents."""
-        self._view[layout.LOOKED_AT] = self._view[layout.SEQ]
-        return self._view[layout.SEQ] != self._seen
+        self._view[J.LOOKED_AT] = self._view[J.SEQ]
+        return self._view[J.SEQ] != self._seen
 
     def look(self, record: Record) -> None:
         """Take note of the effects of compiled calls, as Python calls record theirs; the caller has the heap's lock."""
@@ -316,14 +316,14 @@ class Calls:
 
     def _catch_up(self, record: Record) -> None:
         view, done = self._view, -1
-        while done != view[layout.SEQ]:  # repeated if another thread's call comes in between
-            done, since = view[layout.SEQ], self._seen
-            record.changed |= view[layout.CHANGED_AT] > since
-            if view[layout.DONE + 2 * layout.STEP + 1] > since:
-                record.open.discard(WHAT[layout.STEP].path)
-                record.graded.add(WHAT[layout.STEP].path)
-            if view[layout.FORGOT_AT] > since:
-                since = view[layout.FORGOT_AT]
+        while done != view[J.SEQ]:  # repeated if another thread's call comes in between
+            done, since = view[J.SEQ], self._seen
+            record.changed |= view[J.CHANGED_AT] > since
+            if view[J.DONE + 2 * J.STEP + 1] > since:
+                record.open.discard(CALLS[J.STEP].path)
+                record.graded.add(CALLS[J.STEP].path)
+            if view[J.FORGOT_AT] > since:
+                since = view[J.FORGOT_AT]
                 record.forget()
             if record.loaded is not None:
                 self._note(record, record.loaded, since)
@@ -332,8 +332,8 @@ class Calls:
     def _note(self, record: Record, loaded: Loaded, since: int) -> None:
         """Record contents of placeholders and results after calls later than ``since``: the last of each kind, in call order."""
         view = self._view
-        last: list[tuple[int, str | What]] = [(layout.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
-        last += [(layout.DONE + 2 * which, what) for which, what in WHAT.items() if not what.forgets]
+        last: list[tuple[int, str | CallKind]] = [(J.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
+        last += [(J.DONE + 2 * which, what) for which, what in CALLS.items() if not what.forgets]
         for at, what in sorted(last, key=lambda entry: view[entry[0] + 1]):
             batch, seq = view[at], view[at + 1]
             if seq <= since:
@@ -362,10 +362,10 @@ class Calls:
         inputs: int,
     ) -> None:  # fmt: skip
         record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
-        if view[layout.ARMED] and sheet.has_rows(which, batch):
+        if view[J.ARMED] and sheet.has_rows(which, batch):
             sheet.note_time(which, batch, seconds)
         else:
-            if seconds > layout.LONG_NS / 1e9:
+            if seconds > J.LONG_NS / 1e9:
                 return
             with model.heap.still, _sheets:
                 slot = record.ready
@@ -374,17 +374,17 @@ class Calls:
                 ):  # another thread is about to take it
                     return
                 sheet.take_rows(loaded, which, batch, seconds)
-                words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
-                words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
-                words[layout.WORKERS] = record.workers if has_teams() else 1
+                words[[J.PIECE, J.SLOT_JOB]] = slot.address, slot.job_address
+                words[[J.CONTROL, J.RUN_ROWS]] = team.control(), address_of("run_rows")
+                words[J.WORKERS] = record.workers if has_teams() else 1
                 locks = record.turn.lock, record.training.lock
-                words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
-                words[layout.ARMED] = 1
-        if not WHAT[which].forgets:  # record Python's data as if a call that it knows had placed them
-            self._seen = seq = view[layout.SEQ] + 1
-            view[layout.SEQ] = seq
+                words[[J.TURN_OWNER, J.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
+                words[J.ARMED] = 1
+        if not CALLS[which].forgets:  # record Python's data as if a call that it knows had placed them
+            self._seen = seq = view[J.SEQ] + 1
+            view[J.SEQ] = seq
             for k in sheet.feeds[which] or ():
-                view[layout.HOLDS + 2 * k], view[layout.HOLDS + 2 * k + 1] = batch, seq
+                view[J.HOLDS + 2 * k], view[J.HOLDS + 2 * k + 1] = batch, seq
 
 
 def arm(
@@ -400,7 +400,7 @@ def arm(
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
     """Whether the batch is a shape's first size, and no other size depends on it."""
-    return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
+    return 1 <= len(form) <= J.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
 
 
 # ---------------------------------------------------------------- the objects that compiled code reads
@@ -431,8 +431,8 @@ def _arrays_are_known() -> bool:
 
 def _slots_are_known() -> bool:
     """Whether slots and a tuple's items have the offsets that compiled code assumes."""
-    native, marks = Native(), (np.zeros(1), np.zeros(1))
-    native._calcvm_words, bound = marks[0], Bound(marks[0], marks)
+    native, marks = HasFastMethods(), (np.zeros(1), np.zeros(1))
+    native._calcvm_words, bound = marks[0], BoundStep(marks[0], marks)
     of_native = (ctypes.c_int64 * 3).from_address(id(native))
     of_bound = (ctypes.c_int64 * 4).from_address(id(bound))
     items = tuple.__basicsize__ // 8
@@ -517,13 +517,13 @@ def offer(model: Any) -> None:
         if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
             return
         have(model)
-        record.calls = Calls(model.resident.loaded)
+        record.calls = CallLog(model.resident.loaded)
     model._calcvm_words = record.calls.words
 
 
 def prepare(model: Any) -> type:
     """Give a model's class functions that the interpreter calls directly; returns calcvm's class that has them."""
-    cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
+    cls = next(c for c in type(model).__mro__ if HasFastMethods in c.__bases__)
     if possible():
         install(cls)
     return cls
@@ -540,10 +540,10 @@ def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
     """A callable that runs a step on the current contents of arrays."""
     compiled = vars(have(model))["step"] if possible() else None
     if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
-        return Bound(model, arguments).step  # it cannot be compiled, or is overridden
+        return BoundStep(model, arguments).step  # it cannot be compiled, or is overridden
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return make(_bound_definition(), Bound(model, arguments), None)
+    return make(_bound_definition(), BoundStep(model, arguments), None)
 
 
 @cache

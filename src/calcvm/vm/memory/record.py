@@ -33,7 +33,7 @@ from calcvm.errors import CalcError
 from calcvm.vm.memory.turns import FIRST_PAUSE, Turns, owner
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.methods import Calls
+    from calcvm.vm.memory.methods import CallLog
     from calcvm.vm.memory.slot import Slot
     from calcvm.vm.program.facts import Facts
     from calcvm.vm.run.loaded import Loaded
@@ -57,7 +57,7 @@ class Record:
     def __init__(self, name: str, loaded: Loaded | None, workers: int, facts: Facts):
         self.name, self.loaded, self.workers, self.facts = name, loaded, workers, facts
         self.slot: Slot | None = None
-        self.calls: Calls | None = None  # the state of its compiled methods
+        self.calls: CallLog | None = None  # the state of its compiled methods
         self._ready: Slot | None = None
         self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
         self.entering: list[weakref.ref[Any]] = []  # pending ``__enter__`` calls, each until it has the turn

@@ -14,11 +14,11 @@ from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
-from calcvm.vm.memory.methods import WHAT
+from calcvm.vm.memory.methods import CALLS
 from calcvm.vm.memory.slot import Slot, as_seen, cells_of, lasting_elems, shape_of
 from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.device import heaps_of
 from calcvm.vm.run.feeds import index_of, numbers, numeric, outside
 from calcvm.vm.run.loaded import FORWARD, Loaded
@@ -212,7 +212,7 @@ class Resident(Uncopied):
 
     # ------------------------------------------------------------ start and end
     def reset(self, seed: int) -> None:
-        """Initialize parameters, buffers, optimizer state and counters, as `CalcHeap.load` with ``seed`` does."""
+        """Initialize parameters, buffers, optimizer state and counters, as `CalcHeap.create` with ``seed`` does."""
         seed = checks.integer("seed", seed, 0, MAX_SEED)
         with self.record.change, self.record.turn.mine:
             self.initialize(seed, np.zeros(lasting_elems(self.loaded), self.program.dtype))
@@ -230,7 +230,7 @@ class Resident(Uncopied):
             self._set_state(elements, facts, seed)
         record.forget()
         record.changed = True
-        slot.renew(record, elements, {"seed": seed, "rounds": 0})
+        slot.renew(record, elements, {"seed": seed, "epochs": 0})
 
     def _set_variable(self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
         symbol = self.loaded.symbol(name)
@@ -636,9 +636,9 @@ class Resident(Uncopied):
         loss = loaded.paths[path].get("loss")
         if loss is None:
             return None
-        if calls is not None and path == WHAT[layout.STEP].path:
+        if calls is not None and path == CALLS[J.STEP].path:
             batch, seconds = self.record.ran[path, "forward"], (perf_counter() - start) / n
-            calls.arm(self, layout.STEP, batch, seconds, loaded.feeds(path), {loss: "loss"})
+            calls.arm(self, J.STEP, batch, seconds, loaded.feeds(path), {loss: "loss"})
         return slot.scalar(loaded.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
@@ -676,7 +676,7 @@ class Resident(Uncopied):
             batch, made = self._batch_of(path, phases), loaded.makes(path, phases)
             record.unmake(path, phases)
         rows, address = loaded.rows(batch)  # a reference, since another thread may drop them from the cache
-        slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
+        slot.job[J.ROWS : J.STEPS + 1] = address, start, stop, steps
         record.changed |= path in loaded.changes
         if "backward" in phases:
             record.graded.add(path)

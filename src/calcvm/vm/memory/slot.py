@@ -18,7 +18,7 @@ from calcvm.ops.sizes import evaluate
 from calcvm.system import machine_memory
 from calcvm.vm.memory.pages import Pages
 from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ class Slot:
         self.record: Record | None = None
         self.keeper: Turns | None = None
         self.pages = None
-        self.job = np.zeros(layout.JOB_WORDS, np.int64)
-        self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
-        self.job[[layout.ROW_BYTES, layout.PACE]] = loaded.program.row_bytes, 1
+        self.job = np.zeros(J.JOB_WORDS, np.int64)
+        self.job[[J.TABLE, J.HEAP]] = loaded.table_address, address
+        self.job[[J.ROW_BYTES, J.PACE]] = loaded.program.row_bytes, 1
         self.job_address = self.job.ctypes.data
 
     # ------------------------------------------------------------ cells of symbols
@@ -197,7 +197,7 @@ class Slot:
 
         Steps of rows run in slices: Ctrl-C comes after a whole step, or in a step that has changed nothing yet.
         """
-        if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.loaded.short):
+        if code == "run_rows" and (steps := job.item(J.STEPS)) > (1 if workers > 1 else self.loaded.short):
             self._run_steps(steps, job, address, workers)
         else:
             self._run(code, job, address, workers)
@@ -208,24 +208,24 @@ class Slot:
 
     def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
         """Run rows many times, or a long step once."""
-        loaded, span = self.loaded, (job.item(layout.START), job.item(layout.STOP))
+        loaded, span = self.loaded, (job.item(J.START), job.item(J.STOP))
         pieces, _ = loaded.cut((span,), workers)
 
         def run(count: int) -> None:
             for _ in range(count if len(pieces) > 1 else 1):
-                for job[layout.START], job[layout.STOP] in pieces:
-                    job[layout.STEPS] = count if len(pieces) == 1 else 1
+                for job[J.START], job[J.STOP] in pieces:
+                    job[J.STEPS] = count if len(pieces) == 1 else 1
                     self._run("run_rows", job, address, workers)
 
         if len(pieces) == 1 and loaded.meets(span, workers):
             done = 0
             while done < steps:
-                job[layout.STEPS] = steps - done
-                job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
+                job[J.STEPS] = steps - done
+                job[J.DEADLINE], job[J.UNTIL] = latest(), 0
                 self._run("run_rows", job, address, workers)
                 done += ended(job, steps - done)
         else:
-            job[layout.DEADLINE] = 0
+            job[J.DEADLINE] = 0
             for _ in sliced(steps, loaded.runs(span), SLICE_SECONDS, run):
                 pass
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import as_seen, shape_of
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 
 
 class Totals:
@@ -65,7 +65,7 @@ class Totals:
             for total in self._of[name]:
                 slot.write(loaded.symbol(total), totals[total])
             for pc in rows:
-                slot.job[layout.ROWS : layout.STEPS + 1] = address, pc, pc + 1, 1
+                slot.job[J.ROWS : J.STEPS + 1] = address, pc, pc + 1, 1
                 slot.execute("run_rows", slot.job, slot.job_address, 1)
             found[name] = slot.scalar(loaded.symbol(name).offset)
         return found

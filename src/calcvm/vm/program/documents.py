@@ -25,10 +25,10 @@ from calcvm.vm.program.schema import (
     entry,
     integer,
     listing,
+    mapping,
     number,
     one_of,
     optional,
-    record,
     table,
     text,
 )
@@ -87,22 +87,22 @@ def _start(value: Any) -> dict[str, Any]:
 
 _FORM = entry(a=SIZE, b=integer(-MAX_SIZE, MAX_SIZE))
 _SIZES = listing(_form, MAX_RANK)
-_INITIALIZER = record({"class": one_of(*INITIALIZERS), "fields": table(number())})
-_FUNCTION = record({"class": one_of(init.Function.__name__), "fields": record({"name": text("(?s:.+)")})})
+_INITIALIZER = mapping({"class": one_of(*INITIALIZERS), "fields": table(number())})
+_FUNCTION = mapping({"class": one_of(init.Function.__name__), "fields": mapping({"name": text("(?s:.+)")})})
 _SYMBOL = optional(SIZE)
 _STATE = {"symbol": _SYMBOL, "kind": text()}
 _STARTS = {
-    "rng": record(_STATE),
-    "seed": record(_STATE),
-    "float64": record({**_STATE, "value": number()}),
-    "fill": record({**_STATE, "value": number()}),
-    "constant": record({**_STATE, "array": text()}),
-    "hyper": record({**_STATE, "slots": record({slot: number(infinite=True) for slot in HYPER_SLOTS})}),
+    "rng": mapping(_STATE),
+    "seed": mapping(_STATE),
+    "float64": mapping({**_STATE, "value": number()}),
+    "fill": mapping({**_STATE, "value": number()}),
+    "constant": mapping({**_STATE, "array": text()}),
+    "hyper": mapping({**_STATE, "slots": mapping({slot: number(infinite=True) for slot in HYPER_SLOTS})}),
 }
 STARTS = {  # for these kinds the type (FLOAT: the program's) and the number of elements
     "rng": ("int64", 2), "seed": (FLOAT, 1), "float64": ("float64", 1), "hyper": ("float64", len(HYPER_SLOTS)),
 }  # fmt: skip
-_KIND = record({"kind": one_of(*_STARTS)}, others=True)
+_KIND = mapping({"kind": one_of(*_STARTS)}, others=True)
 _NAMES = listing(text())
 KINDS = {
     "placeholder": "placeholder",
@@ -111,7 +111,7 @@ KINDS = {
     "constant": "state",
     "state": "state",
 }  # kind of a variable -> kind of its symbol
-_VARIABLE = record(
+_VARIABLE = mapping(
     {
         "symbol": _SYMBOL, "shape": _shape, "kind": one_of(*KINDS, "result"),
         "path": optional(text()), "phase": one_of(None, *READ), "of": text(), "unreadable": text(),
@@ -128,7 +128,7 @@ TRAINING = {
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
 }  # fmt: skip
 _COUNT = integer(0, 2**100)
-_ADAPTS = record(
+_ADAPTS = mapping(
     {
         "of": optional(text()),
         "shape": listing(integer(1, MAX_SIZE), MAX_RANK),
@@ -138,22 +138,22 @@ _ADAPTS = record(
 )
 _LAYER = entry(name=text(), shape=_shape, parameters=SIZE, flops=_COUNT, bytes=_COUNT)
 EQUATIONS = table(
-    record(
+    mapping(
         {
             "language": integer(0, 2**31), "text": text(), "words": _NAMES, "reads": _NAMES, "sets": _NAMES,
             "types": table(text()), "declares": text(),
         }
     )
 )  # fmt: skip
-_WITH_EQUATIONS = record({}, optional={"equations": EQUATIONS}, others=True)
-INFO = record(
+_WITH_EQUATIONS = mapping({}, optional={"equations": EQUATIONS}, others=True)
+INFO = mapping(
     {},
     optional={
         "variables": table(_VARIABLE),
-        "parameters": table(record({"init": record({}, others=True), "trainable": boolean})),
-        "buffers": table(record({"init": record({}, others=True)})),
+        "parameters": table(mapping({"init": mapping({}, others=True), "trainable": boolean})),
+        "buffers": table(mapping({"init": mapping({}, others=True)})),
         "state": listing(_start),
-        "paths": table(record(_PATH, optional={**TRAINING, **_SEVERAL})),
+        "paths": table(mapping(_PATH, optional={**TRAINING, **_SEVERAL})),
         "layers": table(listing(_LAYER)),
         "called": table(text()),
         "adapts": table(_ADAPTS),
@@ -164,7 +164,7 @@ INFO = record(
     },
     others=True,
 )
-DOCUMENT = record(
+DOCUMENT = mapping(
     {
         "format_version": integer(0, 2**31),
         "dtype": one_of(*DTYPES),
@@ -173,7 +173,7 @@ DOCUMENT = record(
         "heap_elems": integer(0, MAX_HEAP),
         "sections": listing(entry(path=text(), phase=one_of(*PHASES), start=SIZE, stop=SIZE)),
         "zones": listing(
-            record({"name": text(), "start": SIZE, "stop": SIZE, "persistent_start": SIZE, "persistent_stop": SIZE})
+            mapping({"name": text(), "start": SIZE, "stop": SIZE, "persistent_start": SIZE, "persistent_stop": SIZE})
         ),
         "symbols": listing(
             entry(
@@ -182,7 +182,7 @@ DOCUMENT = record(
             )
         ),
         "labels": listing(text()),
-        "info": record({}, others=True),
+        "info": mapping({}, others=True),
         "instructions": listing(entry(name=text(), form=text())),
     },
     optional={"layouts": table(one_of(*LAYOUTS))},  # of symbols, by their numbers

@@ -1,4 +1,4 @@
-"""A model's metadata besides its program and image: seed, number of rounds, settings."""
+"""A model's metadata besides its program and image: seed, number of epochs, settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
 MAX_SEED = 2**63 - 1  # kept as int64 in heaps and jobs
-MAX_ROUNDS = MAX_LEARNING = 2**40  # products of two of these with samples and rounds must fit int64
+MAX_EPOCHS = MAX_LEARNING = 2**40  # products of two of these with samples and epochs must fit int64
 DIGEST = text("[0-9a-f]{64}", "a sha256 in hexadecimal digits")
 FIELDS = {
     "program": DIGEST,
     "seed": integer(0, MAX_SEED),
-    "rounds": integer(0, MAX_ROUNDS),
+    "epochs": integer(0, MAX_EPOCHS),
     "open": boolean,
 }
-NEEDED = ("program", "seed", "rounds")
+NEEDED = ("program", "seed", "epochs")
 
 
 class Facts(MutableMapping[str, Any]):
     """Facts of a model by name, which a `FileStore` keeps as JSON beside the image.
 
     program : hash of the program.
-    seed, rounds : determine the sample order of the next epoch.
+    seed, epochs : determine the sample order of the next epoch.
     learning_batch : samples per update, if that is more than a batch.
     open : the image holds the gradients of an accumulation.
 

@@ -148,7 +148,7 @@ def table(spec: Spec) -> Spec:
     return read
 
 
-def record(fields: Mapping[str, Spec], optional: Mapping[str, Spec] = {}, others: bool = False) -> Spec:  # noqa: B006
+def mapping(fields: Mapping[str, Spec], optional: Mapping[str, Spec] = {}, others: bool = False) -> Spec:  # noqa: B006
     """A mapping with these fields; ``optional`` ones may be missing, and ``others`` are allowed if set."""
     known = {**fields, **optional}
 

@@ -24,7 +24,7 @@ import numpy as np
 from calcvm import files
 from calcvm.errors import CalcError, ProgramError, telling
 from calcvm.vm.program import schema
-from calcvm.vm.program.schema import integer, listing, one_of, record, text
+from calcvm.vm.program.schema import integer, listing, mapping, one_of, text
 
 FORMAT = "calcvm"
 OF_STORES = b"calcvmMD"  # the magic of files of `calcvm.vm.memory.versions`
@@ -37,13 +37,13 @@ _ARRAY = re.compile(
     re.DOTALL,
 )
 
-_MEMBER = record(
+_MEMBER = mapping(
     {
         "member": text(), "type": one_of("document", "array"), "name": text(), "bytes": integer(0, 2**62),
         "sha256": text("[0-9a-f]{64}", "a sha256 in hexadecimal digits"),
     }
 )  # fmt: skip
-_MANIFEST = record({"format": text(), "kind": text(), "version": integer(0, 2**31), "members": listing(_MEMBER)})
+_MANIFEST = mapping({"format": text(), "kind": text(), "version": integer(0, 2**31), "members": listing(_MEMBER)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ from calcvm.ops.types import bytes_of, dtype_of
 from calcvm.system import machine_bytes, n_cores
 from calcvm.vm.program.assemble import numbers
 from calcvm.vm.program.encoding import ALIGN_BYTES, FLAG_PHASES, ITEMSIZE, RESERVED, aligned, encode_row, form_of
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.device import Cpu, Table, device_of
 from calcvm.vm.run.entry import FLUSHES, entry
 
@@ -207,7 +207,7 @@ class Costs:
     def _seconds(self, job: np.ndarray, steps: int) -> float:
         """Seconds of ``steps`` runs, less those of an empty job."""
         laps = []
-        for job[layout.STEPS] in (0, 0, steps):  # the first wakes the team
+        for job[J.STEPS] in (0, 0, steps):  # the first wakes the team
             start = self._clock()
             self._device.run("run_rows", job, job.ctypes.data, self.workers)
             laps.append(self._clock() - start)
@@ -228,9 +228,9 @@ class Costs:
         row = aligned(8 * len(encoded := encode_row(statement.spec, words, offsets, flags))).view(np.int64)
         row[...] = encoded
         table = Table([statement.spec.name], self.dtype, self.workers, self._device.name)
-        job = np.zeros(layout.JOB_WORDS, np.int64)
-        job[[layout.TABLE, layout.HEAP, layout.ROWS]] = table.address, self._heap.ctypes.data, row.ctypes.data
-        job[[layout.START, layout.STOP, layout.ROW_BYTES]] = 0, 1, row.nbytes
+        job = np.zeros(J.JOB_WORDS, np.int64)
+        job[[J.TABLE, J.HEAP, J.ROWS]] = table.address, self._heap.ctypes.data, row.ctypes.data
+        job[[J.START, J.STOP, J.ROW_BYTES]] = 0, 1, row.nbytes
         return job, places, (row, table)
 
     def _sizes(self, statement: Statement, words: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:

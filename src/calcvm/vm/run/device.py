@@ -16,7 +16,7 @@ from calcvm.errors import MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of, prepare
 from calcvm.system import check_runs
 from calcvm.teams import default_team
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.entry import address as entry_address
 from calcvm.vm.run.entry import entry, places
 from calcvm.vm.run.pieces import Shared
@@ -135,8 +135,8 @@ class Cpu:
         return Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
 
     def prepare_task(self, job: np.ndarray, loaded: OnDevice) -> None:
-        job[layout.CODE] = entry_address("run_rounds")
-        job[layout.TABLE] = loaded.table_address
+        job[J.CODE] = entry_address("run_rounds")
+        job[J.TABLE] = loaded.table_address
 
     def place(self, rows: np.ndarray, kernels: Any) -> int:
         return rows.ctypes.data
@@ -154,19 +154,19 @@ class Cpu:
         if workers > 1:
             run_by_team(code, job, address, workers, self.team)
         elif code == "run_task":
-            entry(code)(address, int(job[layout.COUNT]))
+            entry(code)(address, int(job[J.COUNT]))
         else:
-            job[layout.TEAM] = 1
+            job[J.TEAM] = 1
             entry(code)(address, 0)
 
     def run_fleet(
         self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[OnDevice]
     ) -> None:
         addresses = tasks.ctypes.data + places * tasks.strides[0]
-        job = np.zeros(layout.FLEET_WORDS, np.int64)
-        job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(places)
-        job[[layout.SLICE, layout.LAPS]] = rounds, laps
-        job[layout.DEADLINE] = latest()
+        job = np.zeros(J.FLEET_WORDS, np.int64)
+        job[[J.TASKS, J.N_TASKS]] = addresses.ctypes.data, len(places)
+        job[[J.SLICE, J.LAPS]] = rounds, laps
+        job[J.DEADLINE] = latest()
         run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(places)))
 
     def collect(self, *outputs: np.ndarray) -> None:

@@ -60,7 +60,7 @@ def entry(name: str) -> Any:
     return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
-def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
+def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) -> _native.ObjectCode:
     name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
     (module,) = modules(name)
     needs, source = NEEDS.get(name, ()), import_module(f"calcvm.{module}")
@@ -74,4 +74,4 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) ->
         result = types.int64 if name in ANSWERS else types.void
         signature = result(*[types.int64] * ARGUMENTS[name])
         code, _ = compile_object(getattr(source, name), signature, symbol_, fastmath=set(), target=target)
-    return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})
+    return _native.ObjectCode((module,), code, {symbol(need): modules(need) for need in needs})

@@ -9,10 +9,10 @@ import numpy as np
 
 from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 
 FINITE_BLOCK = 1 << 20
-IN_PLACE = frozenset(np.dtype(name) for name in layout.FEED_DTYPES)  # in the machine's byte order
+IN_PLACE = frozenset(np.dtype(name) for name in J.FEED_DTYPES)  # in the machine's byte order
 
 
 def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
@@ -57,7 +57,7 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
 
 def code_of(array: np.ndarray, own: bool) -> int:
     """A feed's DTYPE for an array; ``own`` : the placeholder has the array's type instead of the heap's float type."""
-    return layout.FEED_CELLS[array.itemsize] if own else layout.FEED_DTYPES[array.dtype.name]
+    return J.FEED_CELLS[array.itemsize] if own else J.FEED_DTYPES[array.dtype.name]
 
 
 def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:

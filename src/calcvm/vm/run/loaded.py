@@ -93,7 +93,7 @@ class Loaded(Uncopied):
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._kept: dict[tuple[str, Any], Any] = {}
-        self.sheet: Any = None  # the program's data for compiled methods (a `Sheet`), once needed
+        self.sheet: Any = None  # the program's data for compiled methods (a `ProgramSheet`), once needed
         self._spans = {path: _spans(program, path) for path in program.paths}
         lasting = [s for s in program.symbols if s.persistent]
         kept = [s for s in lasting if s.start < program.heap_bytes]

@@ -93,7 +93,7 @@ from calcvm.vm.run.job import (
 from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch, sum_of
 
 # Offsets in Python's objects, in bytes.
-WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: empty
+WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.HasFastMethods` and `methods.BoundStep`; 0: empty
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # arguments of a fallback call: more are a caller's error in any case

@@ -19,7 +19,7 @@ import numpy as np
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.program.encoding import FLAG_SYNC, decode_row
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
@@ -60,7 +60,7 @@ def latest() -> int:
 
 def ended(job: np.ndarray, stop: int) -> int:
     """The step or round before which a team ended a job; ``stop`` if it ran to the end."""
-    return min(job.item(layout.UNTIL) or stop, stop)
+    return min(job.item(J.UNTIL) or stop, stop)
 
 
 def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.ndarray]:

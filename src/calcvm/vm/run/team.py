@@ -32,7 +32,7 @@ import numpy as np
 
 from calcvm.system import at_fork, has_teams, time_on_cores
 from calcvm.vm.program.encoding import aligned
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.entry import entry
 
@@ -47,11 +47,11 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "t
     threads may run on the cores that were allowed to the first thread that used it.
     """
     if not has_teams():
-        job[layout.TEAM] = 1
+        job[J.TEAM] = 1
         entry(code)(address, 0)
         return
-    job[layout.CODE] = address_of(code)
-    entry("run_team")(control(team), address, min(n_workers, layout.MAX_WORKERS))
+    job[J.CODE] = address_of(code)
+    entry("run_team")(control(team), address, min(n_workers, J.MAX_WORKERS))
 
 
 def control(team: str = "team") -> int:
@@ -62,12 +62,12 @@ def control(team: str = "team") -> int:
 
 def _control() -> int:
     """Address of a control block without workers or a job.  It is never freed, since workers poll it until the process ends."""
-    control = aligned(layout.CONTROL_BYTES).view(np.int64)
-    control[layout.SERVE // 8] = address_of("serve")
+    control = aligned(J.CONTROL_BYTES).view(np.int64)
+    control[J.SERVE // 8] = address_of("serve")
     ran, waited = time_on_cores()
     if 2 * waited > ran:  # the cores are busy: the first jobs run without a team, instead of finding that out
-        pause = min(waited, layout.MOST_PENALTY)
-        control[layout.FIT // 8], control[layout.CROWDED // 8] = 1, time.monotonic_ns() + pause
-        control[layout.CROWDED // 8 + 1] = pause
+        pause = min(waited, J.MOST_PENALTY)
+        control[J.FIT // 8], control[J.CROWDED // 8] = 1, time.monotonic_ns() + pause
+        control[J.CROWDED // 8 + 1] = pause
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(control))
     return control.ctypes.data

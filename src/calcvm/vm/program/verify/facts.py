@@ -13,7 +13,7 @@ from calcvm.ops.types import dtype_of
 from calcvm.vm.program import schema
 from calcvm.vm.program.documents import INFO, KINDS, STARTS, TRAINING, initializer
 from calcvm.vm.program.program_data import ProgramData, Symbol
-from calcvm.vm.program.schema import record, text
+from calcvm.vm.program.schema import mapping, text
 
 
 def check_info(program: ProgramData) -> None:
@@ -115,7 +115,7 @@ class _Facts:
         if not symbol.persistent or symbol.shape != facts["shape"]:
             self.fail(where, f"symbol {symbol.name!r} does not persist or is of another shape")
         if "array" in start:
-            array = schema.check(record({"array": text()}), start, f"{where}: its initializer")["array"]
+            array = schema.check(mapping({"array": text()}), start, f"{where}: its initializer")["array"]
             self.constant(where, array, tuple(size.b for size in facts["shape"]))
             return
         made = schema.check(initializer, start, f"{where}: its initializer")

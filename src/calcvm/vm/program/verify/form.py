@@ -61,7 +61,7 @@ def row_of(spec: RowSpec) -> Row:
     return row
 
 
-class Form:
+class RowForm:
     """The form of a program; all later checks rely on it."""
 
     def __init__(self, program: ProgramData):

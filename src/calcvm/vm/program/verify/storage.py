@@ -9,10 +9,10 @@ from calcvm.errors import ProgramError
 from calcvm.vm.program.documents import MAX_HEAP, PAGES
 from calcvm.vm.program.encoding import ALIGN_BYTES, RESERVED
 from calcvm.vm.program.program_data import Symbol
-from calcvm.vm.program.verify.form import Form
+from calcvm.vm.program.verify.form import RowForm
 
 
-class Storage(Form):
+class Storage(RowForm):
     """Symbols lie in zones and in the heap; persistent values lie together."""
 
     def check_zones(self) -> None:

@@ -20,14 +20,14 @@ import numpy as np
 from calcvm.errors import CalcError, DeviceError
 from calcvm.kernels_cpu._native import cache_root
 from calcvm.ops.contraction import PRODUCTS
-from calcvm.undisturbed import uncollected
 from calcvm.vm.program.encoding import phases_of
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.cuda import build
 from calcvm.vm.run.cuda.arena import Arena, Piece
 from calcvm.vm.run.cuda.cost import Figures
 from calcvm.vm.run.cuda.driver import Driver, Launch
 from calcvm.vm.run.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS, round_of, rows_of
+from calcvm.without_signals import uncollected
 
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: use a simulated device instead of a GPU
 PATIENCE_SECONDS = 20  # the time a block waits for the others before the launch is given up
@@ -43,8 +43,8 @@ WIDE_BLOCKS = 2  # per multiprocessor, for the launch of a row that is no matrix
 
 # The box: words that a launch gets and returns.
 CONTROL, JOB = 0, CONTROL_BYTES // 8
-FLEET = JOB + layout.TASK_WORDS
-SELF = FLEET + layout.FLEET_WORDS  # the address of the job, as a table of one task
+FLEET = JOB + J.TASK_WORDS
+SELF = FLEET + J.FLEET_WORDS  # the address of the job, as a table of one task
 BOX_WORDS = SELF + 1
 PROCESS_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # device memory that the first program of a process takes in addition
 
@@ -258,20 +258,20 @@ class Cuda:
             box, rows = self._box, loaded.kernels
             box[:FLEET] = 0
             box[JOB : JOB + len(job)] = job
-            box[JOB + layout.BARRIER] = self._at(CONTROL)
+            box[JOB + J.BARRIER] = self._at(CONTROL)
             if code == "run_rows":
                 run = self._rows_as_graph if rows.mode == "graph" else self._rows_by_grid
             elif code == "run_rounds":
                 run = self._rounds_as_graphs if rows.mode == "graph" else self._rounds_by_grid
             else:
                 run = self._task
-                self._set_fleet(self._at(SELF), 1, int(job[layout.COUNT]))
+                self._set_fleet(self._at(SELF), 1, int(job[J.COUNT]))
                 box[SELF] = self._at(JOB)
             if code == "run_rounds":
                 if rows.mode != "graph":
-                    box[JOB + layout.STAGED] = self._staged(job, rows)
-                if box[JOB + layout.PART] == 0 or box[JOB + layout.PART] == box[JOB + layout.PARTS]:
-                    box[JOB + layout.REACHED] = job[layout.FIRST] + job[layout.COUNT]  # the value after the job
+                    box[JOB + J.STAGED] = self._staged(job, rows)
+                if box[JOB + J.PART] == 0 or box[JOB + J.PART] == box[JOB + J.PARTS]:
+                    box[JOB + J.REACHED] = job[J.FIRST] + job[J.COUNT]  # the value after the job
             if code != "run_rows":
                 self.shared_pieces.send(self.stream)
             self._send_box()
@@ -297,9 +297,9 @@ class Cuda:
                     self.free(*self._table)
                 self._table = self.allocate(nbytes), nbytes
             start = self._table[0]
-            tasks[:, layout.BARRIER] = self._at(CONTROL)
+            tasks[:, J.BARRIER] = self._at(CONTROL)
             there = tasks.copy()
-            there[there[:, layout.JUDGE] != 0, layout.JUDGE] += start - tasks.ctypes.data
+            there[there[:, J.JUDGE] != 0, J.JUDGE] += start - tasks.ctypes.data
             self.driver.to_device(start, there.reshape(-1), self.stream)
             self.driver.to_device(start + tasks.nbytes, start + places * tasks.strides[0], self.stream)
             self._box[:FLEET] = 0
@@ -311,14 +311,14 @@ class Cuda:
             there = np.empty_like(tasks)
             self.driver.to_host(there.reshape(-1), start, self.stream)
             self._fetch_box()
-            judges = tasks[:, layout.JUDGE].copy()
+            judges = tasks[:, J.JUDGE].copy()
             tasks[:] = there
-            tasks[:, layout.JUDGE] = judges
+            tasks[:, J.JUDGE] = judges
 
     def _set_fleet(self, addresses: int, n: int, rounds: int) -> None:
         box = self._box
         box[FLEET:] = 0
-        box[[FLEET + layout.TASKS, FLEET + layout.N_TASKS, FLEET + layout.SLICE]] = addresses, n, rounds
+        box[[FLEET + J.TASKS, FLEET + J.N_TASKS, FLEET + J.SLICE]] = addresses, n, rounds
 
     def _at(self, word: int) -> int:
         """Device address of a word of the box."""
@@ -346,24 +346,24 @@ class Cuda:
         self._grid("rows", kernels, workers, 0)
 
     def _rounds_by_grid(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
-        self._grid("rounds", kernels, workers, 1 if self._box[JOB + layout.STAGED] else 0)
+        self._grid("rounds", kernels, workers, 1 if self._box[JOB + J.STAGED] else 0)
 
     def _staged(self, job: np.ndarray, kernels: Kernels) -> int:
         """The feeds of a feeder block, which brings samples from host memory; 0 if all samples are on the device.
 
         The feeder reads them over the bus while the workers run the previous round.
         """
-        feeds = np.zeros((int(job[layout.N_FEEDS]), layout.FEED_WORDS), np.int64)
-        self.driver.to_host(feeds, int(job[layout.FEEDS]))
-        if not self._far.intersection(feeds[:, layout.ADDRESS].tolist()):
+        feeds = np.zeros((int(job[J.N_FEEDS]), J.FEED_WORDS), np.int64)
+        self.driver.to_host(feeds, int(job[J.FEEDS]))
+        if not self._far.intersection(feeds[:, J.ADDRESS].tolist()):
             return 0
-        sizes = {code: size for size, code in layout.FEED_CELLS.items()}
-        cells = np.array([sizes.get(code, 0) for code in feeds[:, layout.DTYPE].tolist()], np.int64)
+        sizes = {code: size for size, code in J.FEED_CELLS.items()}
+        cells = np.array([sizes.get(code, 0) for code in feeds[:, J.DTYPE].tolist()], np.int64)
         each = np.where(cells, cells, kernels.itemsize)
-        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * each // 64) * 64
+        bytes_each = -(-feeds[:, J.ELEMS] * int(job[J.BATCH]) * each // 64) * 64
         staged = feeds.copy()
-        staged[:, layout.ADDRESS] = kernels.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
-        staged[cells == 0, layout.DTYPE] = layout.FEED_DTYPES[kernels.dtype]
+        staged[:, J.ADDRESS] = kernels.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
+        staged[cells == 0, J.DTYPE] = J.FEED_DTYPES[kernels.dtype]
         kernels.staged = staged
         return self.constant(staged)
 
@@ -391,21 +391,21 @@ class Cuda:
 
     # ------------------------------------------------------------ graphs
     def _rows_as_graph(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
-        start, stop, rows = (int(job[word]) for word in (layout.START, layout.STOP, layout.ROWS))
-        heap = int(job[layout.HEAP])
+        start, stop, rows = (int(job[word]) for word in (J.START, J.STOP, J.ROWS))
+        heap = int(job[J.HEAP])
         key = ("rows", rows, start, stop, heap, workers)
         graph = self._graph(kernels, key, lambda: self._row_launches(kernels, workers, rows, [(start, stop)], heap))
-        for _ in range(int(job[layout.STEPS])):
+        for _ in range(int(job[J.STEPS])):
             self.driver.run_graph(graph, self.stream)
 
     def _rounds_as_graphs(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
         """Run one graph per round: its samples, its rows, its results."""
         heap, spans, ends = (
-            int(job[layout.HEAP]),
-            self._pairs(job, layout.SPANS, layout.N_SPANS),
-            self._pairs(job, layout.END_SPANS, layout.N_END_SPANS),
+            int(job[J.HEAP]),
+            self._pairs(job, J.SPANS, J.N_SPANS),
+            self._pairs(job, J.END_SPANS, J.N_END_SPANS),
         )
-        for k in range(int(job[layout.FIRST]), int(job[layout.FIRST] + job[layout.COUNT])):
+        for k in range(int(job[J.FIRST]), int(job[J.FIRST] + job[J.COUNT])):
             _, m, of_learning, is_last = round_of(job, k)
             rows = int(rows_of(job, m, of_learning))
             all_spans = spans + ends if is_last else spans

@@ -19,10 +19,10 @@ else:
 
 
 @dataclass_transform(frozen_default=True)
-def record(cls: Any = None, *, kw_only: bool = False) -> Any:
+def frozen(cls: Any = None, *, kw_only: bool = False) -> Any:
     """Like ``@dataclass(frozen=True)``: equality by fields, a repr like the call, and no assignment."""
     if cls is None:
-        return lambda cls: record(cls, kw_only=kw_only)
+        return lambda cls: frozen(cls, kw_only=kw_only)
     for name in ("__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
         if name not in vars(cls):
             setattr(cls, name, vars(_Record)[name])

@@ -11,23 +11,23 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.compiler import compile as compile_graph
-from calcvm.devices.parts import Copy, Stretch
-from calcvm.devices.plan import SplitPlan
-from calcvm.devices.processor import Processor, on_cores
 from calcvm.errors import CalcError, Uncopied
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
 from calcvm.planner.split.problem import shared_values
+from calcvm.split.parts import Copy, Stretch
+from calcvm.split.plan import SplitPlan
+from calcvm.split.processor import Processor, on_cores
 from calcvm.system import give_back
-from calcvm.undisturbed import undisturbed
 from calcvm.vm.memory.cuda import DeviceMemory
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.slot import HostMemory, Memory
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.program import Symbol
-from calcvm.vm.run import job as layout
+from calcvm.vm.run import job as J
 from calcvm.vm.run.device import Cpu, device_of
 from calcvm.vm.run.loaded import FORWARD, Loaded
+from calcvm.without_signals import without_signals
 
 NOTHING: dict[str, Any] = {
     "part": True,
@@ -60,7 +60,7 @@ class Part:
     def run(self, start: int, stop: int, batch: int) -> None:
         """Run the rows [start, stop) of its program."""
         _, address = self.loaded.rows(batch)
-        self.slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, 1
+        self.slot.job[J.ROWS : J.STEPS + 1] = address, start, stop, 1
         with on_cores(self.processor.cores):
             self.slot.execute("run_rows", self.slot.job, self.slot.job_address, self.processor.workers)
 
@@ -88,7 +88,7 @@ class SplitModel(Uncopied):
     plan : SplitPlan
         The result of `plan_devices`.
     seed : int
-        As in `CalcHeap.load`: a model with the same seed on one device starts with the same parameters, and training keeps them equal.
+        As in `CalcHeap.create`: a model with the same seed on one device starts with the same parameters, and training keeps them equal.
 
     Examples
     --------
@@ -105,7 +105,7 @@ class SplitModel(Uncopied):
         program = compile_graph(
             plan.graph, batch_size=plan.batch_size, dtype=plan.dtype, workers=1, accumulate=plan.accumulate
         )
-        self._whole = CalcHeap(program.heap_bytes).load(program, seed)
+        self._whole = CalcHeap(program.heap_bytes).create(program, seed)
         self._parts = [
             None if each is None else Part(processor, each, plan.dtype)
             for processor, each in zip(plan.processors, plan.plans)
@@ -155,7 +155,7 @@ class SplitModel(Uncopied):
                 self._run(path, PHASES, arrays, batch)
                 return None if loss is None else float(np.asarray(self._value(loss)).item())
 
-        return undisturbed(step)
+        return without_signals(step)
 
     def run(self, path: str, *data: Any) -> Any:
         """Run a path's forward on a batch, and its loss if data for it are given; returns the output."""
@@ -170,7 +170,7 @@ class SplitModel(Uncopied):
                 self._run(path, phases, arrays, batch)
                 return None if output is None else self._value(output)
 
-        return undisturbed(run)
+        return without_signals(run)
 
     def _checked(self, path: str, phases: tuple[str, ...], data: tuple[Any, ...]) -> tuple[dict[str, np.ndarray], int]:
         """The arrays by placeholder, and their batch."""

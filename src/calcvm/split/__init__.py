@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from calcvm.devices.model import SplitModel
-from calcvm.devices.plan import SplitPlan, plan_devices
-from calcvm.devices.processor import Processor
+from calcvm.split.model import SplitModel
+from calcvm.split.plan import SplitPlan, plan_devices
+from calcvm.split.processor import Processor
 
 __all__ = ["Processor", "SplitModel", "SplitPlan", "plan_devices"]

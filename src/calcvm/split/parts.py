@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from calcvm.frozen import frozen
 from calcvm.ops.exchange import RECEIVE, SEND
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.ops.types import CELLS, instance_of
 from calcvm.planner.lifetimes import effects
 from calcvm.planner.split.problem import shared_values
-from calcvm.record import record
 
 Section = tuple[str, str]  # path and phase
 
 
-@record
+@frozen
 class Stretch:
     """Rows [start, stop) of a device's program."""
 
@@ -25,7 +25,7 @@ class Stretch:
     stop: int
 
 
-@record
+@frozen
 class Copy:
     """A copy of a value from one device's program to a value of another's."""
 
@@ -35,7 +35,7 @@ class Copy:
     into: Value
 
 
-@record
+@frozen
 class Parts:
     """The program of each device, and per section the sequence of stretches and copies."""
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _running: set[LockType] = set()  # one lock per running thread, held until it ends
 
 
-def undisturbed(make: Callable[[], T]) -> T:
+def without_signals(make: Callable[[], T]) -> T:
     """Run ``make`` in a separate thread, which receives no signals, and return its result.
 
     llvmlite frees an LLVM string and records that one statement later; a signal in between would cause a double free by

@@ -9,8 +9,6 @@ from typing import Any
 
 from calcvm import checks, planner
 from calcvm.compiler import check_kernels
-from calcvm.devices.parts import Parts, Stretch, parts_of
-from calcvm.devices.processor import Processor
 from calcvm.errors import CalcError, PlanError
 from calcvm.graph import CalcGraph
 from calcvm.lowering import lower
@@ -20,6 +18,8 @@ from calcvm.planner import Plan
 from calcvm.planner.lifetimes import Machine
 from calcvm.planner.split.assignment import assign
 from calcvm.planner.split.problem import Assigned, AssignmentProblem, Site, problem_of, shared_values
+from calcvm.split.parts import Parts, Stretch, parts_of
+from calcvm.split.processor import Processor
 from calcvm.tables import duration, laid_out, preformatted
 from calcvm.vm.program.encoding import ITEMSIZE
 
