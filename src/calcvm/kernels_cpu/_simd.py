@@ -381,8 +381,8 @@ def thin() -> Any:
             found = b.bitcast(rows, a.type)
             with cgutils.for_range(b, b.select(b.icmp_signed("<", left, c64(2 * lanes)), left, c64(2 * lanes))) as loop:
                 row = b.add(i, loop.index)
-                x = four.create(e.at(found, b.mul(loop.index, c64(4))))
-                y = b.fadd(x, four.create(e.at(init, b.mul(row, irs)), init_mask))
+                x = four.load(e.at(found, b.mul(loop.index, c64(4))))
+                y = b.fadd(x, four.load(e.at(init, b.mul(row, irs)), init_mask))
                 four.store(b.select(fresh, x, y), e.at(c, b.mul(row, crs)), mask)
 
     return native("gemm_thin", "iiipipipipii", emit)
