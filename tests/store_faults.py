@@ -214,7 +214,7 @@ def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, coun
 def previous(store: cv.FileStore, name: str, done: int) -> int:
     """Rounds of the version before the last one, which is gone where a new one was being written."""
     try:
-        return store.get(name, previous=True)[0]["rounds"]
+        return store.get(name, previous=True)[0]["epochs"]
     except cv.CalcError as error:
         if "no previous version" not in str(error):
             raise
@@ -248,7 +248,7 @@ def flips(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
                 path.write_bytes(whole[path])
             for name in heap.names:
                 heap.open(name).close()
-                counts["lost"] += store.get(name, previous=True)[0]["rounds"] != 4
+                counts["lost"] += store.get(name, previous=True)[0]["epochs"] != 4
     if verbose:
         report(counts, began, seed)
     return counts

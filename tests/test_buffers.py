@@ -34,7 +34,7 @@ def graph(momentum=0.25, start=0.5):
 
 def load(g, heap=None, **options):
     program = cv.compile(g, batch_size=8, **options)
-    return (heap or cv.CalcHeap(program.heap_bytes)).load(program)
+    return (heap or cv.CalcHeap(program.heap_bytes)).create(program)
 
 
 def train(m, rounds=1):

@@ -348,7 +348,7 @@ g = cv.CalcGraph()
 x = g.placeholder("x", (None, 2))
 with g.path("p") as p:
     p.output = cv.apply("scaled", x).rename("y")
-m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1))
 m["x"] = np.ones((1, 2), np.float32)
 m.forward("p")
 print(m["y"].tolist())

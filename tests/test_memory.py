@@ -55,7 +55,7 @@ first.fit(2, progress=False)
 for fleet in (False, True):
     where = cv.Fleet(n * program.heap_bytes + 4096) if fleet else cv.CalcHeap(n * program.heap_bytes + 4096)
     before = resident_bytes()
-    kept = [where.add(program, data=(x, y)) if fleet else where.load(program) for _ in range(n)]
+    kept = [where.add(program, data=(x, y)) if fleet else where.create(program) for _ in range(n)]
     if fleet:
         where.fit(2, progress=False)
     print((resident_bytes() - before) / n - program.heap_bytes)

@@ -98,7 +98,7 @@ sys.stdout.buffer.write(model.predict(np.ones((3, 4), "float32")).tobytes())
 try:
     model.heap.create(cv.load_program(io.BytesIO(data)))
 except cv.PlanError:
-    cv.CalcHeap("1 MiB").load(cv.load_program(io.BytesIO(data)))
+    cv.CalcHeap("1 MiB").create(cv.load_program(io.BytesIO(data)))
 """
     run = subprocess.run(
         [sys.executable, "-c", code], input=file.getvalue(), capture_output=True, env={**os.environ, "PYTHONPATH": path}
@@ -201,7 +201,7 @@ if sys.argv[1] == "-":
     program.save("program.calc")
 else:
     program = cv.load_program(sys.argv[1])
-model = cv.CalcHeap("1 MiB").load(program, seed=1)
+model = cv.CalcHeap("1 MiB").create(program, seed=1)
 a = np.array(model["a"])
 for _ in range(3):
     z = x @ a
@@ -252,7 +252,7 @@ def run():
     x = g.placeholder("x", (None, 2))
     with g.path("p") as p:
         p.output = cv.apply("times", x).rename("y")
-    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, keep=["y"]))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, keep=["y"]))
     model["x"] = np.ones((1, 2))
     model.forward("p")
     return float(model["y"][0, 0])

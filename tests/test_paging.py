@@ -360,7 +360,7 @@ program = cv.compile(graph, plan=plan)
 from calcvm.vm.run.loaded import loaded_of
 kept = loaded_of(program)
 before = anonymous()
-model = cv.CalcHeap(plan.heap_bytes).load(program)
+model = cv.CalcHeap(plan.heap_bytes).create(program)
 model["x"] = np.ones((1, 1024))
 model.forward("predict")
 print(anonymous() - before, plan.heap_bytes, plan.page_bytes)

@@ -119,7 +119,7 @@ def test_the_checker_finds_broken_schedules(lie: str) -> None:
         other = replace(copy, words={**copy.words, "cols": 8})
         rows[rows.index(copy)] = other
         again = {(other if c is copy else c): s for c, s in p.recomputed.items()}
-        p = replace(p, lowered=replace(p.lowered, statements=tuple(rows)), again=again)
+        p = replace(p, lowered=replace(p.lowered, statements=tuple(rows)), recomputed=again)
     with pytest.raises(Broken):
         check(p, lowered, batches=(1,))
 

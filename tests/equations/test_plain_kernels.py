@@ -329,7 +329,7 @@ g = cv.CalcGraph()
 x = g.placeholder("x", (None, 3))
 with g.path("p") as p:
     p.output = cv.equation(sys.argv[1], x=x).rename("y")
-m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1))
 m["x"] = np.array([[1, 3, 2]], np.float32)
 m.forward("p")
 print("numba" in sys.modules, *m["y"][0].tolist())

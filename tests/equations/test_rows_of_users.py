@@ -561,7 +561,7 @@ compiled = []
 build = _common.build
 _common.build = lambda symbol, *more: compiled.append(symbol) or build(symbol, *more)
 program = cv.load_program(sys.argv[1])
-model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+model = cv.CalcHeap(program.heap_bytes).create(program, seed=1)
 rng = np.random.default_rng(6)
 print([model.step(rng.standard_normal((6, 6)), np.arange(6)) for _ in range(2)])
 print(len([s for s in compiled if "equation_" in s]))

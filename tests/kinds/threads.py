@@ -42,7 +42,7 @@ def counter(heap=None, name=None):
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.matmul(x, w)), optimizer=cv.SGD(1.0))
     program = cv.compile(g, batch_size=2, workers=1, accumulate=False)
-    return (heap or cv.CalcHeap(program.heap_bytes)).load(program, name=name)
+    return (heap or cv.CalcHeap(program.heap_bytes)).create(program, name=name)
 
 
 ONE = np.ones((2, 1), "f4")
