@@ -44,7 +44,7 @@ def calcvm(task: Task, batch: int) -> Calls:
 
     def rows_of_predict() -> None:
         model.run(inputs)
-        model.resident.run_round("predict", ("forward",), ROWS["rows of predict"])
+        model.run_round("predict", ("forward",), ROWS["rows of predict"])
 
     return {
         "predict": lambda x, y: model.predict(x),

@@ -110,7 +110,7 @@ class Ours:
         for program, task in zip(programs, tasks):
             for i in range(task.models):
                 handle = self.fleet.add(program, data=(task.x[i], task.y[i]), shuffle=False)
-                flat = list(handle.resident.parameters.values())
+                flat = list(handle.model.parameters.values())
                 for (w, b), view_w, view_b in zip(task.weights, flat[::2], flat[1::2]):
                     view_w[...], view_b[...] = w[i], b[i]
                 self.handles.append(handle)

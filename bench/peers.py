@@ -136,7 +136,7 @@ class Ours:
         return {"batch_size": n}
 
     def restart(self) -> None:
-        self.model.resident.reset(seed=0)
+        self.model.reset(seed=0)
         for (w, b), (initial_w, initial_b) in zip(self.weights(), self.initial):
             assert w.shape == initial_w.shape
             w[...], b[...] = initial_w, initial_b
@@ -178,7 +178,7 @@ class OursFromFile(Ours):
 
     def restart(self) -> None:
         super().restart()
-        resident, n = self.model.resident, self.x.size
+        resident, n = self.model, self.x.size
         symbol = next(s for s in resident.program.symbols if s.name == "input")
         cells = memoryview(resident.elements[symbol.offset : symbol.offset + n]).cast("B")
         with io.FileIO(self.x.filename) as file:

@@ -115,8 +115,8 @@ def time_switches(result: Result, sizes: Sequence[int], quick: bool) -> None:
         for n_models in MODELS[: 1 if quick else None]:
             n_models = max(2, min(n_models, IMAGES_BYTES // size))
             run, heap = switcher(size, n_models)
-            with heap.resident:
-                slot = heap.resident.slot
+            with heap.latest:
+                slot = heap.latest.slot
                 blocks = slot.image, [np.frombuffer(kept, np.uint8) for _, kept in heap.store._kept.values()]
             image = slot.image.size
             others = np.zeros(image, np.uint8), [np.full(image, i, np.uint8) for i in range(n_models)]

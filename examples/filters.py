@@ -19,7 +19,7 @@ def main() -> None:
     model, X, _ = lenet.train(g, args.quick)
 
     model["scans"] = X[:1]
-    model.resident.run_round("look")
+    model.run_round("look")
     filters, maps = model.parameters["conv2d_1.weight"][:, 0], model["maps"][0]
     span, most = np.abs(filters).max(), np.abs(maps).max()
     rows = []

@@ -34,7 +34,7 @@ def main() -> None:
     found = []
     for classes in ranked[chosen, :2].T:
         model["scans"], model["classes"] = X[chosen], classes
-        model.resident.run_round("look")
+        model.run_round("look")
         found.append(model["evidence"][:, 0])
     scans, most = model["images"][:, 0], np.max(found, axis=(0, 2, 3))[:, None, None]
     seen = [0.5 * scans[..., None] + 0.5 * colormaps["inferno"](heat / most)[..., :3] for heat in found]

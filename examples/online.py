@@ -49,7 +49,7 @@ def main() -> None:
     with cv.CalcHeap(sensors * room, store=cv.FileStore(args.store)) as heap:
         names, known = [f"sensor-{k}" for k in range(sensors)], {*heap.names}
         models = [
-            cv.Model.on(heap.open(name) if name in known else heap.create(program, seed=k, name=name))
+            heap.open(name) if name in known else heap.create(program, seed=k, name=name)
             for k, name in enumerate(names)
         ]
         shown = swings(sensors, samples, seed=len(known))

@@ -23,7 +23,7 @@ def main() -> None:
 
     chosen = [list(y).index(digit) for digit in range(10)]
     model["scans"], model["classes"] = X[chosen], y[chosen]
-    model.resident.run_round("look")
+    model.run_round("look")
     maps = model["saliency"]
     rows = [
         ("scan", model["images"][:, 0], {"cmap": "gray"}),

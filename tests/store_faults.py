@@ -49,7 +49,7 @@ def train_round(model: cv.Resident, number: int) -> bool:
     n = int(rng.integers(1, BATCH + 1))
     x, y = rng.standard_normal((4 * n, N_INPUTS)), rng.integers(0, N_CLASSES, 4 * n)
     if done % 4 == 0:
-        cv.Model.on(model).fit(x, y, progress=False)
+        model.fit(x, y, progress=False)
         return True
     if model.loaded.accumulating and done % 4 > 1:
         model["input"], model["target"] = x[:n], y[:n]  # the gradient of one round is used in the next
@@ -206,7 +206,7 @@ def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, coun
             counts["behind"] += not (committed <= done <= max(begun, committed) <= committed + 1) or done - before > 1
             same = alone.after(number, done)
             x = np.random.default_rng(number).standard_normal((5, N_INPUTS))
-            predictions = [cv.Model.on(m).predict(x) for m in (model, same)]
+            predictions = [m.predict(x) for m in (model, same)]
             counts["differing"] += state(model) != state(same) or not np.array_equal(*predictions)
             rounds[BEGIN][number] = rounds[COMMITTED][number] = done
 

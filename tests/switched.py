@@ -58,7 +58,7 @@ def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:
         model.hyper("learn")["learning_rate"] *= 0.9
         return [model.step(x, y), model.step(x, y)]
     if k % 4 == 3:
-        fitted = cv.Model.on(model)
+        fitted = model
         history = fitted.fit(x, y, epochs=2, progress=False)
         return [*history["loss"], *fitted.predict(x).ravel().tolist()]
     return [model.step(x, y)]

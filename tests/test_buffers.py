@@ -144,7 +144,7 @@ def test_a_fleet_trains_it_as_fit_does():
     handle = fleet.add(program, data=(X, Y), seed=1)
     fleet.fit(epochs=3, progress=False)
     ours.fit(X, Y, epochs=3)
-    np.testing.assert_array_equal(handle.resident["center_1.running"], ours.buffers["center_1.running"])
+    np.testing.assert_array_equal(handle.model["center_1.running"], ours.buffers["center_1.running"])
 
 
 # ---------------------------------------------------------------- what is refused

@@ -232,8 +232,8 @@ def test_a_slot_is_kept_and_restored(open):  # noqa: A002
 
 def test_a_trap_is_raised_once():
     model = cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.SGD(0.1), batch_size=1)
-    with model.resident:
-        slot = model.resident.slot
+    with model:
+        slot = model.slot
         slot.elements[:2] = 1, 1
         with pytest.raises(cv.Trap, match="row 1 .*label"):
             slot.check()
@@ -268,7 +268,7 @@ def test_models_of_slots_that_copy_train_as_others(monkeypatch, tmp_path):
             model.hyper["learning_rate"] = 0.02
             told += [model.step(X[:8], y[:8]), *model.fit(X, y, epochs=2, validation=0.2, progress=False)["val_loss"]]
             model.save(tmp_path / f"{k}.model")
-            again, copied = cv.load(tmp_path / f"{k}.model"), cv.Model.on(model.resident.copy(heap=cv.CalcHeap("1 MB")))
+            again, copied = cv.load(tmp_path / f"{k}.model"), model.copy(heap=cv.CalcHeap("1 MB"))
             told += [a.tobytes() for m in (model, again, copied) for a in (*m.parameters.values(), m.predict(X))]
         return model, told
 
@@ -276,7 +276,7 @@ def test_models_of_slots_that_copy_train_as_others(monkeypatch, tmp_path):
     monkeypatch.setattr("calcvm.vm.memory.slot.Slot", Copies)
     model, told = train()
     assert told == expected
-    resident = model.resident
+    resident = model
     assert not resident.record.exposed
     with pytest.raises(ValueError, match="read-only"):
         model.parameters["linear_1.bias"][0] = 1

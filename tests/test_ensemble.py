@@ -151,7 +151,7 @@ def test_predictions_do_not_depend_on_where_the_models_are():
     seen = []
     for memory in (4, 1):  # all side by side; one at a time
         heap = cv.CalcHeap(memory * max(program.heap_bytes, narrow.heap_bytes))
-        models = [cv.Model.on(heap.create(p, seed=s)) for s, p in enumerate([program, narrow, program, program])]
+        models = [heap.create(p, seed=s) for s, p in enumerate([program, narrow, program, program])]
         for model in models:
             model.fit(X, y, epochs=2, progress=False)
         heap.stats.reset()

@@ -62,7 +62,7 @@ def alone(trial, rounds: int) -> cv.Model:
     """The trial's model by `Model.fit`."""
     heap = cv.CalcHeap("1 MiB")
     program = cv.compile(network(trial), batch_size=32, workers=1, accumulate=False)
-    model = cv.Model.on(heap.create(program, seed=trial.seed))
+    model = heap.create(program, seed=trial.seed)
     model.fit(*DATA, epochs=rounds, progress=False)
     return model
 
@@ -239,7 +239,7 @@ def test_graphs_of_one_form_share_a_program_and_train_as_with_their_own(a, b):
     model = fleet.add(shared, data=DATA, seed=3, hyper=hyper).model
     fleet.advance(3)
     own = cv.compile(graph(b), batch_size=32, workers=1, accumulate=False)
-    other = cv.Model.on(cv.CalcHeap("1 MiB").create(own, seed=3))
+    other = cv.CalcHeap("1 MiB").create(own, seed=3)
     other.fit(*DATA, epochs=3, progress=False)
     assert same_bits(model, other) and dict(model.hyper) == dict(other.hyper)
 

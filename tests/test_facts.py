@@ -36,7 +36,7 @@ def test_a_learning_batch_that_is_none_is_refused_by_every_door(value):
         whole.learning_batch = value
     assert whole.learning_batch == 8
     with pytest.raises(cv.CalcError, match="learning_batch"):
-        whole.resident.facts["learning_batch"] = value
+        whole.facts["learning_batch"] = value
     fleet = cv.Fleet("1 MiB", workers=1)
     if value is not None:
         with pytest.raises(cv.CalcError, match="learning_batch"):
@@ -46,7 +46,7 @@ def test_a_learning_batch_that_is_none_is_refused_by_every_door(value):
         assert not fleet.handles and fleet.free_bytes == fleet.heap.nbytes
     if isinstance(value, int) and not isinstance(value, bool):
         with pytest.raises(cv.CalcError, match="learning_batch"):
-            Epoch(whole.resident, {"input": X, "target": Y}, "learn", train=True, learning=value)
+            Epoch(whole, {"input": X, "target": Y}, "learn", train=True, learning=value)
 
 
 @pytest.mark.parametrize("number", [np.int64(24), np.uint8(24), 24])
@@ -83,7 +83,7 @@ def test_a_program_that_does_not_add_up_has_no_larger_learning_batch():
         alone.learning_batch = 64
     alone.learning_batch = 8
     with pytest.raises(cv.CalcError, match="does not add gradients up"):
-        Epoch(alone.resident, {"input": X, "target": Y}, "learn", train=True, learning=9)
+        Epoch(alone, {"input": X, "target": Y}, "learn", train=True, learning=9)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, None, "1", 1.0, True], ids=repr)
@@ -95,13 +95,13 @@ def test_a_seed_that_is_none_is_refused_before_anything_has_changed(seed):
     whole = model(seed=3)
     before = whole["linear_1.weight"]
     with pytest.raises(cv.CalcError, match="seed must be"):
-        whole.resident.reset(seed)
-    assert whole.resident.seed == 3
+        whole.reset(seed)
+    assert whole.seed == 3
     np.testing.assert_array_equal(whole["linear_1.weight"], before)
 
 
 def test_other_facts_are_what_json_can_hold():
-    facts = model().resident.facts
+    facts = model().facts
     facts["note"] = {"lr": [1, 2.5, None]}
     facts["n"] = np.float32(0.5)
     assert facts["n"] == 0.5 and type(facts["n"]) is float
@@ -126,18 +126,18 @@ def test_a_setting_changed_alone_is_kept(tmp_path, leave):
     heap.close()
     store = cv.FileStore(tmp_path, durable=False)
     heap = cv.CalcHeap("8 KiB", store=store)
-    changed = cv.Model.on(heap.open("m"))
+    changed = heap.open("m")
     before = store.get("m")[1]
     if leave in ("close in the heap", "switch"):
         changed.predict(X)
     changed.learning_batch = 48
     if leave == "switch":
-        while changed.resident.record.slot is not None:
+        while changed.record.slot is not None:
             heap.create(program()).reset(0)
     elif leave == "commit":
-        changed.resident.commit()
+        changed.commit()
     elif leave == "close the model":
-        changed.resident.close()
+        changed.close()
     else:
         heap.close()
         store = cv.FileStore(tmp_path, durable=False)

@@ -84,7 +84,7 @@ def test_masked_values_are_refused():
         lambda: m.evaluate(masked, LABELS),
         lambda: m.fit(WHOLE, np.ma.masked_equal(LABELS, 1), progress=False),
         lambda: m.step(masked, LABELS),
-        lambda: m.resident.__setitem__("input", masked),
+        lambda: m.__setitem__("input", masked),
         lambda: cv.Fleet("1 MiB", workers=1).add(m.program, data=(masked, LABELS)),
     )
     for use in uses:
@@ -143,7 +143,7 @@ def test_a_fleet_reads_what_it_must_convert_as_it_is_at_each_add(kind):
     assert len({id(source) for handle in handles for source in handle._sources}) == 3  # one for each state
     fleet.fit(2, progress=False)
     for i, handle in enumerate(handles):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB").create(program))
+        alone = cv.CalcHeap("1 MiB").create(program)
         history = alone.fit((rows + [8.0 * (i // 2), 0]).astype("float32"), y, epochs=2, progress=False)
         np.testing.assert_array_equal(handle.losses, history["loss"])
 

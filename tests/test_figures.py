@@ -372,7 +372,7 @@ def test_going_on_after_any_end_has_the_bits_of_a_training_without_it(how, learn
     history = m.fit(X, Y, **given)
     if how == "keep_best":  # the state after the best epoch; how many there were stays
         assert history.kept is not None and m.epochs_done == len(history)
-        m.resident.facts["epochs"] = history.kept + 1
+        m.facts["epochs"] = history.kept + 1
     elif how not in ("NaN", "epochs"):
         assert len(history) < 12 == given["epochs"]
     done = m.epochs_done

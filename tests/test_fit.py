@@ -57,9 +57,7 @@ def test_epochs_one_after_the_other_are_those_of_fit(workers, shuffle, learning_
     X, y = quadrants(430)
     models = [make(workers=workers, learning_batch=learning_batch) for _ in range(2)]
     history = models[0].fit(X, y, epochs=7, shuffle=shuffle, progress=False)
-    train = Epoch(
-        models[1].resident, {"input": X, "target": y}, "learn", train=True, learning=learning_batch, results=["loss"]
-    )
+    train = Epoch(models[1], {"input": X, "target": y}, "learn", train=True, learning=learning_batch, results=["loss"])
     losses = []
     for n, seconds in ((1, 0.1), (5, 0.0), (1, 0.1)):  # also with a look at Python after every round
         losses += [loss for (loss,) in train.epochs(n, seconds, shuffle)]
@@ -71,11 +69,11 @@ def test_epochs_go_on_after_a_loss_that_is_not_finite_and_stop_at_a_trap():
     X, y = quadrants()
     model = make(loss="mse", optimizer=cv.SGD(1e30))
     data = {"input": X, "target": np.stack([y, y], 1)}
-    train = Epoch(model.resident, data, "learn", train=True, results=["loss"])
+    train = Epoch(model, data, "learn", train=True, results=["loss"])
     losses = [loss for (loss,) in train.epochs(5, 0.1)]
     assert len(losses) == 5 and np.isnan(losses[-1])
     model, labels = make(), y.copy()
-    train = Epoch(model.resident, {"input": X, "target": labels}, "learn", train=True, results=["loss"])
+    train = Epoch(model, {"input": X, "target": labels}, "learn", train=True, results=["loss"])
     labels[:] = 7  # behind the back of what has checked them
     with pytest.raises(cv.Trap, match="label"):
         list(train.epochs(3, 0.1))
@@ -135,7 +133,7 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
                      optimizer=cv.SGD(0.0), batch_size=1, dtype="float64")  # fmt: skip
     # With weight 0 and batches of one the loss is the square of the sample: read it after each round.
     for key in (1, 2):
-        run = Epoch(model.resident, {"input": X, "target": X}, "learn", results=["loss"])
+        run = Epoch(model, {"input": X, "target": X}, "learn", results=["loss"])
         run.begin(key)
         order = []
         for run._done in range(1000):
@@ -254,7 +252,7 @@ def test_a_trap_names_the_row():
     model = make()
     model.step(X, y)
     symbol = model.program.symbol("target")
-    model.resident.elements[symbol.offset] = 7  # behind the setter's back
+    model.elements[symbol.offset] = 7  # behind the setter's back
     with pytest.raises(cv.Trap, match="softmax_cross_entropy.*label"):
         model.run_steps(1)
     model.step(X, y)

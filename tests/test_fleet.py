@@ -46,14 +46,14 @@ PROGRAMS = {
 
 def alone(prog: cv.Program, epochs: int, seed: int = 0, data=(X, Y), **fit) -> tuple[cv.Model, cv.History]:
     """The model by itself: what a fleet must reproduce."""
-    model = cv.Model.on(cv.CalcHeap(prog.heap_bytes).create(prog, seed=seed))
+    model = cv.CalcHeap(prog.heap_bytes).create(prog, seed=seed)
     return model, model.fit(*data, epochs=epochs, progress=False, **fit)
 
 
 def same(handle: cv.Handle, model: cv.Model, history: cv.History) -> None:
     np.testing.assert_array_equal(handle.losses, history["loss"])
-    with handle.resident:
-        for name, value in handle.resident.parameters.items():
+    with handle.model:
+        for name, value in handle.model.parameters.items():
             np.testing.assert_array_equal(value, model.parameters[name])
 
 
@@ -78,7 +78,7 @@ def test_one_sample_for_one_of_many_models():
     fleet, alone = cv.Fleet(memory=3 * prog.heap_bytes), {}
     for i in range(8):
         fleet.add(prog, data=(X, Y), seed=i, name=f"m{i}")
-        alone[f"m{i}"] = cv.Model.on(cv.CalcHeap(prog.heap_bytes).create(prog, seed=i))
+        alone[f"m{i}"] = cv.CalcHeap(prog.heap_bytes).create(prog, seed=i)
     out = np.empty((1, 2), "float32")
     for k in np.random.default_rng(1).integers(0, 8, 300):
         name, x, y = f"m{k}", X[k : k + 1], Y[k : k + 1]
@@ -108,7 +108,7 @@ def test_learning_batches_of_several_rounds():
     for _ in range(3):
         fleet.advance(1)
     heap = cv.CalcHeap(prog.heap_bytes)
-    model = cv.Model.on(heap.create(prog, seed=1))
+    model = heap.create(prog, seed=1)
     model.learning_batch = 50
     same(handle, model, model.fit(X, Y, epochs=3, progress=False))
 
@@ -177,7 +177,7 @@ def test_patience_is_that_of_fit():
     ]
     fleet.fit(30, progress=False)
     for rate, handle in zip(rates, handles):
-        model = cv.Model.on(cv.CalcHeap("1 MiB").create(PROGRAMS["adam"]))
+        model = cv.CalcHeap("1 MiB").create(PROGRAMS["adam"])
         model.hyper["learning_rate"] = rate
         history = model.fit(X[:150], Y[:150], epochs=30, validation=held, patience=2, progress=False)
         same(handle, model, history)
@@ -202,7 +202,7 @@ def test_keep_best_is_that_of_fit(room, tmp_path):
             )
     fleet.fit(9, progress=False)
     for k, handle in enumerate(fleet.handles.values()):
-        model = cv.Model.on(cv.CalcHeap("1 MiB").create(programs[k // 3]))
+        model = cv.CalcHeap("1 MiB").create(programs[k // 3])
         model.hyper["learning_rate"] = rates[k % 3]
         if programs[k // 3] is programs[-2]:
             model.learning_batch = 20
@@ -228,7 +228,7 @@ def test_keep_best_is_of_all_calls_of_fit_in_a_fleet_and_of_one_in_a_model():
             assert handle.model.evaluate(*held)["loss"] == pytest.approx(handle.val_losses.min(), rel=1e-5)
             kept.add((calls, handle.kept))
     assert any(epoch < 3 * (calls - 1) for calls, epoch in kept) and any(epoch >= 3 for _, epoch in kept)
-    model = cv.Model.on(cv.CalcHeap("1 MiB").create(PROGRAMS["adam"]))
+    model = cv.CalcHeap("1 MiB").create(PROGRAMS["adam"])
     model.hyper["learning_rate"] = 30.0
     found = [model.fit(X[:150], Y[:150], epochs=3, validation=held, keep_best=True, progress=False) for _ in range(3)]
     assert model.evaluate(*held)["loss"] == pytest.approx(min(found[-1]["val_loss"]), rel=1e-5)
@@ -260,7 +260,7 @@ def test_copies_while_another_thread_trains_the_fleet_are_of_one_moment(tmp_path
     for k, handle in enumerate(handles):
         handle.model.save(tmp_path / f"{k}.calc")
         copies += [cv.load(tmp_path / f"{k}.calc"), copy.copy(handle.model), pickle.loads(pickle.dumps(handle.model))]
-        copies.append(cv.Model.on(handle.resident.copy(heap=cv.CalcHeap("1 MiB"))))
+        copies.append(handle.model.copy(heap=cv.CalcHeap("1 MiB")))
     for handle in handles:
         handle.stop()
     training.join()
@@ -468,7 +468,7 @@ print(results.stopped, flush=True)
     assert (out, child.returncode) == expected
     with cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path)) as heap:
         for name in heap.names:
-            model = cv.Model.on(heap.open(name))
+            model = heap.open(name)
             assert model.epochs_done > 1 and model.evaluate(X, Y)["accuracy"] > 0.8
         assert heap.names == ["0", "1", "2"]
 

@@ -21,7 +21,7 @@ from calcvm.kernels_cpu._target import host
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(cv.__file__).parent
-MODULES = [_native.modules_of(family) for family in FAMILIES] + [("vm.run.loop",), ("vm.run.method_code",)]
+MODULES = [_native.modules_of(family) for family in FAMILIES] + [("vm.run.loop",), ("vm.calls.compiled",)]
 README = next(
     block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S) if ".fit(" in block
 )

@@ -28,7 +28,7 @@ def looked_into(net: nn.Layer, channels: int, workers: int = 1, dtype: str = "fl
 
 def look(model: cv.Model, x: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     model["input"], model["classes"] = x, classes
-    model.resident.forward("look")
+    model.forward("look")
     return model["saliency"], model["cam"]
 
 

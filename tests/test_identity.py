@@ -54,13 +54,13 @@ def test_preprocessing_runs_before_networks_that_begin_with_views(net):
 
 def test_networks_that_begin_with_views_ask_for_their_placeholders():
     m = cv.Model(nn.Flatten() >> nn.Linear(3), input_shape=(2, 2), optimizer=cv.SGD(0.1), batch_size=16)
-    assert m.resident.loaded.feeds("learn") == ("input", "target")
+    assert m.loaded.feeds("learn") == ("input", "target")
     assert np.isfinite(m.step(X[:16], Y[:16]))
     fleet = cv.Fleet("1 MiB", workers=1)
     handle = fleet.add(m.program, data=(X, Y))
     fleet.fit(1, progress=False)
     assert np.isfinite(handle.loss)
-    on = cv.Model.on(handle.resident)
+    on = handle.model
     assert cv.Ensemble([on, on]).predict(X).shape == (40, 3)
 
 
@@ -252,27 +252,27 @@ def test_run_needs_the_inputs_of_its_section_alone():
     with pytest.raises(CalcError, match=r"'predict.loss'.*call forward\('predict'\) first"):
         m["predict.loss"]
     m["input"] = X[:4]
-    m.resident.forward("preprocess")
+    m.forward("preprocess")
     with pytest.raises(CalcError, match="placeholder 'target' was never set"):
-        m.resident.forward("predict")
+        m.forward("predict")
     m["target"] = Y[:4]
-    m.resident.run_round("predict")
+    m.run_round("predict")
     assert m["predict.loss"] == pytest.approx(m.evaluate(X[:4], Y[:4])["loss"], rel=1e-6)
     m["input"], m["target"] = X[:8], Y[:4]
-    m.resident.run_round("predict", ("forward",))
+    m.run_round("predict", ("forward",))
     with pytest.raises(ShapeError, match="'target': 4, 'path predict': 8"):
-        m.resident.run_section("predict", "loss")
+        m.run_section("predict", "loss")
 
 
 def test_backward_is_of_the_data_that_forward_read():
     m = cv.Model(nn.Linear(3), input_shape=(2, 2), preprocess=nn.Flatten(), optimizer=cv.SGD(0.1), batch_size=8)
     m["input"], m["target"] = X[:4], Y[:4]
-    m.resident.forward("learn")
+    m.forward("learn")
     m["input"] = X[4:8]
     with pytest.raises(CalcError, match="data that forward.'learn'. read have been set again: call forward"):
-        m.resident.backward("learn")
-    m.resident.forward("learn")
-    m.resident.backward("learn")
+        m.backward("learn")
+    m.forward("learn")
+    m.backward("learn")
 
 
 def test_data_for_every_placeholder_of_a_pass_are_asked_for():
@@ -423,18 +423,18 @@ def test_state_of_every_path_survives_files_copies_and_switches(accumulate, tmp_
     def train(m, rounds=3):
         return [m.step(A, TARGETS[path], path=path) for _ in range(rounds) for path in ("learn", "other")]
 
-    alone = cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=3))
-    expected = train(alone.resident, 5)
-    m = cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=3))
-    assert train(m.resident) == expected[:6]
+    alone = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
+    expected = train(alone, 5)
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
+    assert train(m) == expected[:6]
     m.save(tmp_path / "two.calc")
-    copy = m.resident.copy("copy", cv.CalcHeap(program.heap_bytes))
+    copy = m.copy("copy", cv.CalcHeap(program.heap_bytes))
     program.save(tmp_path / "program")
     assert load_program(tmp_path / "program") == program
-    assert train(cv.load(tmp_path / "two.calc").resident, 2) == expected[6:]
+    assert train(cv.load(tmp_path / "two.calc"), 2) == expected[6:]
     assert train(copy, 2) == expected[6:]
     m.heap.create(program, seed=4).step(A, TARGETS["learn"], path="learn")  # takes its place
-    assert train(m.resident, 2) == expected[6:]
+    assert train(m, 2) == expected[6:]
 
 
 def test_settling_a_path_drops_its_own_gradients():

@@ -117,7 +117,7 @@ class Case:
     def __init__(self, seed):
         self.graph = Expressions(seed).build()
         self.alone = cv.Model(self.graph, batch_size=N, dtype="float64", workers=1)
-        self.names = self.alone.resident.loaded.feeds("learn")
+        self.names = self.alone.loaded.feeds("learn")
 
     def of(self, arrays, weights, part):
         self.alone.set_weights(weights)

@@ -12,7 +12,7 @@ import pytest
 import calcvm as cv
 from bench import memory
 from calcvm import nn
-from calcvm.vm.memory import methods, resident
+from calcvm.vm.calls import methods, resident
 from tests.test_zoo import REDUCED
 
 
@@ -32,7 +32,7 @@ def resident_bytes():
 @pytest.mark.parametrize("options", [{}, {"workers": 2}, {"dtype": "float64"}, {"learning_batch": 100}])
 def test_predicted_bytes_are_allocated_bytes(options):
     model = make(33, **options)
-    assert model.plan.heap_bytes == model.heap.nbytes == model.resident.elements.nbytes == model.program.heap_bytes
+    assert model.plan.heap_bytes == model.heap.nbytes == model.elements.nbytes == model.program.heap_bytes
 
 
 def test_what_models_take_beside_the_heap():

@@ -18,7 +18,7 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.statement import PHASES
-from calcvm.vm.memory import methods
+from calcvm.vm.calls import methods
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.run import job as J
 from calcvm.vm.run.entry import METHODS
@@ -56,7 +56,7 @@ def data(n, dtype=np.float32, labels=np.int64):
 
 def knows(model):
     """What Python knows of a model, and what it is."""
-    resident, record = model.resident, model.resident.record
+    resident, record = model, model.record
     with resident:
         resident.slot  # noqa: B018 (whoever uses the model looks what compiled calls have done)
         notes = (
@@ -72,7 +72,7 @@ def knows(model):
 
 def is_compiled(model, which=J.STEP):
     """Whether the last call was a compiled one: Python has not looked since."""
-    calls = model.resident.record.calls
+    calls = model.record.calls
     return calls is not None and calls._seen != calls.words[J.SEQ] == calls.words[J.DONE + 2 * which + 1]
 
 
@@ -98,14 +98,14 @@ ACTIONS = {
     "set one": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "__setitem__")("input", x[::-1]), way(m, "run_steps")(1)],
     "set and read": lambda m, way, x, y: [way(m, "__setitem__")("input", x), m["input"].tobytes()],
     "set in between": lambda m, way, x, y: [
-        way(m, "step")(x, y), m.resident.forward("learn"), way(m, "__setitem__")("input", x),
-        refused(CalcError, lambda: m.resident.backward("learn")),
+        way(m, "step")(x, y), m.forward("learn"), way(m, "__setitem__")("input", x),
+        refused(CalcError, lambda: m.backward("learn")),
     ],
     "set and go on": lambda m, way, x, y: [
-        *put(m, way, x, y), m.resident.forward("learn"), m.resident.backward("learn"), m["loss"].tobytes()
+        *put(m, way, x, y), m.forward("learn"), m.backward("learn"), m["loss"].tobytes()
     ],
     "run and go on": lambda m, way, x, y: [
-        same(way(m, "run")({"input": x})), refused(CalcError, lambda: m.resident.backward("learn")),
+        same(way(m, "run")({"input": x})), refused(CalcError, lambda: m.backward("learn")),
     ],
     "set a few": lambda m, way, x, y: [
         *put(m, way, x, y), way(m, "__setitem__")("target", y[:1]),
@@ -113,9 +113,9 @@ ACTIONS = {
     ],
     "read": lambda m, way, x, y: [way(m, "step")(x, y), m["loss"].tobytes(), m["input"].tobytes()],
     "rate": lambda m, way, x, y: m.hyper.__setitem__("learning_rate", 0.01 * len(x)),
-    "reset": lambda m, way, x, y: m.resident.reset(len(x)),
+    "reset": lambda m, way, x, y: m.reset(len(x)),
     "forward and backward": lambda m, way, x, y: [
-        way(m, "step")(x, y), m.resident.forward("learn"), m.resident.backward("learn"), m["loss"].tobytes()
+        way(m, "step")(x, y), m.forward("learn"), m.backward("learn"), m["loss"].tobytes()
     ],
     "a bad label": lambda m, way, x, y: refused(CalcError, lambda: way(m, "step")(x, y + 3)),
     "a bad label set": lambda m, way, x, y: refused(CalcError, lambda: way(m, "__setitem__")("target", y + 3)),
@@ -182,12 +182,12 @@ def test_targets_are_checked_as_in_python(loss, wrong):
         assert ours.step(x, t) == WRITTEN["step"](theirs, x, t)
     assert is_compiled(ours)
     if wrong is not None:
-        before = ours.resident["input"].copy()
+        before = ours["input"].copy()
         t[7, 2] = wrong
         assert refused(CalcError, lambda: ours.step(x + 1, t)) == refused(
             CalcError, lambda: WRITTEN["step"](theirs, x + 1, t)
         )
-        assert np.array_equal(ours.resident["input"], before)
+        assert np.array_equal(ours["input"], before)
 
 
 def test_wrong_arguments_are_told_as_in_python():
@@ -241,13 +241,13 @@ def test_a_step_is_noted_also_where_a_prediction_came_after_it():
         model.predict(x)
     for _ in range(3):
         model.step(x, y)
-        model.resident.forward("learn")
-        model.resident.backward("learn")
-        assert "learn" in model.resident.record.open
+        model.forward("learn")
+        model.backward("learn")
+        assert "learn" in model.record.open
         model.step(x, y)
         model.predict(x)
         assert is_compiled(model, J.PREDICT)
-        assert not knows(model)[4] and not model.resident.adding
+        assert not knows(model)[4] and not model.adding
 
 
 def test_a_trap_is_raised_once():
@@ -263,7 +263,7 @@ def test_a_trap_is_raised_once():
             model.run({"input": x})
         model.step(x, y)
         assert is_compiled(model)
-        view, specs = model.resident.elements, map(model.program.spec, range(len(model.program.rows)))
+        view, specs = model.elements, map(model.program.spec, range(len(model.program.rows)))
         row = [spec.name for spec in specs].index("softmax_cross_entropy_fwd")
         model.step(x, y)  # Python has looked
         view[:2] = 1, row  # as a kernel does
@@ -280,7 +280,7 @@ def test_a_method_taken_before_the_first_call_is_the_one_taken_later():
 import copy, io
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm.memory import methods
+from calcvm.vm.calls import methods
 from calcvm.vm.run.entry import METHODS
 
 class Own(cv.Model):
@@ -297,7 +297,7 @@ file.seek(0)
 fleet = cv.Fleet(model.program.heap_bytes * 8)
 handle = fleet.add(model.program, data=(np.repeat(x, 8, 0), np.repeat(y, 8)))
 others = {
-    "loaded": cv.load(file), "copied": copy.copy(model), "in a heap": cv.Model.on(model.resident.copy(heap=cv.CalcHeap("1 MiB"))),
+    "loaded": cv.load(file), "copied": copy.copy(model), "in a heap": model.copy(heap=cv.CalcHeap("1 MiB")),
     "of a fleet": handle.model, "of a class": Own(net, **given),
 }
 early |= {of: (m, {name: getattr(m, name) for name in METHODS}) for of, m in others.items()}
@@ -501,7 +501,7 @@ def test_arguments_of_any_form_stay_in_compiled_calls(of):
                 for _ in range(3):
                     found = getattr(ours, method)(*given, **named)
                     assert exact(found) == exact(WRITTEN[method](theirs, *given, **named)), (form, method)
-                words = ours.resident.record.calls
+                words = ours.record.calls
                 assert words._seen != words.words[J.SEQ], (form, method)  # Python has not looked since
                 which = getattr(J, method.upper(), None)
                 assert which is None or is_compiled(ours, which), (form, method)
@@ -610,7 +610,7 @@ def test_what_somebody_puts_in_the_place_of_a_method_stays():
 import functools, unittest.mock
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm.memory import methods
+from calcvm.vm.calls import methods
 model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
 x, y, seen, step = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), [], cv.Model.step
 
@@ -691,7 +691,7 @@ def test_models_that_take_turns_in_a_heap(room, whole):
     """Switched out in the middle of compiled calls, and in again: with the bits of models that never left."""
     alone = [network(seed=k) for k in range(3)]
     heap = cv.CalcHeap(room * -(-alone[0].program.heap_bytes // 64) * 64)
-    models = [cv.Model.on(heap.create(alone[0].program, seed=k)) for k in range(3)]
+    models = [heap.create(alone[0].program, seed=k) for k in range(3)]
     rng, reached = random.Random(room), 0
     for _ in range(2000 if whole else 300):
         k, (x, y) = rng.randrange(3), data(8)
@@ -707,7 +707,7 @@ def test_models_that_take_turns_in_a_heap(room, whole):
 
 def test_a_model_used_by_compiled_calls_is_not_the_oldest():
     heap = cv.CalcHeap(2 * -(-network().program.heap_bytes // 64) * 64)
-    used, other, third = (cv.Model.on(heap.create(network().program, seed=k)) for k in range(3))
+    used, other, third = (heap.create(network().program, seed=k) for k in range(3))
     used.step(*data(8)), used.step(*data(8))
     other.step(*data(8))
     used.step(*data(8))
@@ -720,10 +720,10 @@ def test_a_model_used_by_compiled_calls_is_not_the_oldest():
 
 def test_what_compiled_calls_changed_is_written(tmp_path):
     with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
-        model = cv.Model.on(heap.create(network().program, seed=1, name="model"))
+        model = heap.create(network().program, seed=1, name="model")
         for _ in range(3):
             model.step(*data(8))
-        model.resident.commit()
+        model.commit()
         model.step(*data(8))
         assert is_compiled(model)
         found = {name: value.tobytes() for name, value in model.parameters.items()}
@@ -775,7 +775,7 @@ def test_threads_count_each_step(n_models, whole):
 def test_models_of_one_program_share_what_compiled_code_knows(whole):
     """Batches whose rows take the same place, from threads that have a model each: right answers, all of them."""
     models = [network(batch_size=40) for _ in range(4)]
-    assert len({id(m.resident.loaded.sheet) for m in models}) == 1
+    assert len({id(m.loaded.sheet) for m in models}) == 1
     given = {n: data(n) for n in (1, 9, 17, 25, 33)}
     wanted = {n: models[0].predict(x.tolist()) for n, (x, _) in given.items()}
     wrong, before = [], sys.getswitchinterval()
@@ -867,7 +867,7 @@ def test_a_model_goes_when_it_is_not_used_any_more():
     gone, words = [], model._calcvm_words
     import weakref
 
-    weakref.finalize(model.resident, gone.append, 1)
+    weakref.finalize(model, gone.append, 1)
     del model
     assert gone == [1] and words[J.ARMED] in (0, 1)
 
@@ -882,7 +882,7 @@ def test_an_interpreter_laid_out_otherwise_stays_with_python(what, monkeypatch):
         model = network()
         for _ in range(6):
             model.step(*data(8))
-        assert model.resident.record.calls is None
+        assert model.record.calls is None
     finally:
         methods.possible.cache_clear()
 
@@ -891,7 +891,7 @@ def test_long_calls_are_made_in_python(monkeypatch):
     model, (x, y) = network(), data(8)
     for _ in range(4):
         model.step(x, y)
-    sheet = model.resident.loaded.sheet.words
+    sheet = model.loaded.sheet.words
     steps = 4_000_000 // int(sheet[J.METHODS + J.ROWS_OF + 3 * J.KEPT_ROWS + 2])  # of the planned batch
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
@@ -904,17 +904,17 @@ def test_long_calls_are_made_in_python(monkeypatch):
 
 def test_short_predictions_stay_on_one_worker():
     model, x = network(workers=2, batch_size=20_000), RNG.standard_normal((20_000, 5)).astype("f4")
-    brief = model.resident.loaded.brief("predict", ("forward",))
+    brief = model.loaded.brief("predict", ("forward",))
     assert 100 < brief < 19_000
     whole = model.predict(x)
     for n, team in ((1, 1), (brief, 1), (brief + 1, 2), (20_000, 2), (2, 1)):
-        run = Epoch(model.resident, {"input": x[:n]}, "predict", outputs={"output": np.empty((n, 3), "f4")})
+        run = Epoch(model, {"input": x[:n]}, "predict", outputs={"output": np.empty((n, 3), "f4")})
         assert run._workers == team
         for _ in range(3):
             assert np.array_equal(model.predict(x[:n]), whole[:n])
         if is_compiled(model, J.PREDICT):  # the largest take so long that they are made in Python
-            assert model.resident.slot.job[J.TEAM] in {1, team}  # a team whose workers find no cores goes on alone
-    assert model.resident.loaded.brief("learn", PHASES) < brief
+            assert model.slot.job[J.TEAM] in {1, team}  # a team whose workers find no cores goes on alone
+    assert model.loaded.brief("learn", PHASES) < brief
 
 
 def test_what_is_read_of_the_interpreter_is_there():

@@ -495,7 +495,7 @@ def test_weights_are_a_whole_network_with_its_statistics():
     weights = one.get_weights()
     assert [*weights][-2:] == ["batchnorm_1.running_mean", "batchnorm_1.running_var"]
     for given in weights, [*weights.values()]:
-        other.resident.reset(3)
+        other.reset(3)
         other.set_weights(given)
         np.testing.assert_array_equal(other.predict(X), one.predict(X))
     known = other.buffers["batchnorm_1.running_var"].copy()
@@ -512,12 +512,12 @@ def test_setting_weights_keeps_the_optimizer_and_an_open_accumulation():
     for m in (model, other):
         fitted(m, X, Y, epochs=1)
         m["input"], m["target"] = X[:50], Y[:50]
-        m.resident.forward("learn")
-        m.resident.backward("learn")
+        m.forward("learn")
+        m.backward("learn")
     other.set_weights(other.get_weights())
     for m in (model, other):
-        m.resident.optimize("learn")
-        m.resident.end_round("learn")
+        m.optimize("learn")
+        m.end_round("learn")
     for name, p in model.parameters.items():
         np.testing.assert_array_equal(other.parameters[name], p)
 
@@ -551,7 +551,7 @@ def test_predictions_into_what_they_are_made_of():
 
 def test_a_closed_model_is_shown():
     model = classifier()
-    model.resident.close()
+    model.close()
     assert repr(model) == "<Model 'model-0': closed>" and "closed" in model._repr_html_()
 
 
@@ -580,18 +580,18 @@ def test_a_learning_rate_is_set_where_it_has_an_effect():
 
 def test_a_model_is_a_turn_that_lasts():
     model = classifier()
-    with model, model.resident:
+    with model, model:
         model["input"] = X[:50]
         np.testing.assert_array_equal(model["input"], X[:50])
     with pytest.raises(KeyError), model:
         raise KeyError
-    assert model.resident.record.turn.lock.acquire(blocking=False)
-    model.resident.record.turn.lock.release()
+    assert model.record.turn.lock.acquire(blocking=False)
+    model.record.turn.lock.release()
 
 
 def test_variables_are_asked_for_by_name():
     model = classifier()
-    for one in (model, model.resident):
+    for one in (model, model):
         with pytest.raises(cv.CalcError, match="no variable 0"):
             one[0]
         assert "input" in one and "nothing" not in one and 3 not in one

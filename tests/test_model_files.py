@@ -57,7 +57,7 @@ def through_a_file(made: cv.Model) -> cv.Model:
 def test_a_copy_goes_on_with_the_same_bits_and_is_another_model(way):
     made = trained(learning_batch=20)
     other = way(made)
-    assert (other.epochs_done, other.learning_batch, other.resident.seed) == (2, 20, 4)
+    assert (other.epochs_done, other.learning_batch, other.seed) == (2, 20, 4)
     losses = [m.fit(X, Y, 2, progress=False)["loss"] for m in (made, other)]
     assert losses[0] == losses[1]
     np.testing.assert_array_equal(made.predict(X), other.predict(X))
@@ -68,11 +68,11 @@ def test_a_copy_goes_on_with_the_same_bits_and_is_another_model(way):
 def test_a_model_saved_in_the_middle_of_an_accumulation_goes_on_with_the_same_bits():
     made = model(learning_batch=16)
     made["input"], made["target"] = X[:8], Y[:8]
-    made.resident.forward("learn")
-    made.resident.backward("learn")
+    made.forward("learn")
+    made.backward("learn")
     other = through_a_file(made)
     for m in (made, other):
-        m.resident.optimize("learn")
+        m.optimize("learn")
     np.testing.assert_array_equal(made["linear_1.weight"], other["linear_1.weight"])
 
 

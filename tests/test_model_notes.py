@@ -37,7 +37,7 @@ def saved(m):
 
 
 WAYS = {"saved": saved, "copied": copy.copy, "deep": copy.deepcopy, "pickled": lambda m: pickle.loads(pickle.dumps(m)),
-        "in a heap": lambda m: cv.Model.on(m.resident.copy(heap=cv.CalcHeap("1 MiB")))}  # fmt: skip
+        "in a heap": lambda m: m.copy(heap=cv.CalcHeap("1 MiB"))}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,19 +58,19 @@ def test_notes_go_with_the_model(way):
 
 def test_a_users_facts_are_saved_too():
     m = model()
-    m.resident.facts["my_scaler"] = [1, 2]
-    assert saved(m).resident.facts["my_scaler"] == [1, 2]
+    m.facts["my_scaler"] = [1, 2]
+    assert saved(m).facts["my_scaler"] == [1, 2]
 
 
 def test_a_store_has_notes_that_were_changed_in_their_place(tmp_path):
     with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
-        m = cv.Model.on(heap.create(model().program, name="a"))
+        m = heap.create(model().program, name="a")
         m.notes["log"] = [1]
-        m.resident.commit()
+        m.commit()
         m.notes["log"].append(2)
-        m.resident.commit()
+        m.commit()
     with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
-        assert cv.Model.on(heap.open("a")).notes["log"] == [1, 2]
+        assert heap.open("a").notes["log"] == [1, 2]
 
 
 def test_numbers_of_numpy_are_put_into_notes_and_a_wrong_one_keeps_only_its_model_from_the_store(tmp_path):
@@ -78,19 +78,19 @@ def test_numbers_of_numpy_are_put_into_notes_and_a_wrong_one_keeps_only_its_mode
     heap = cv.CalcHeap(2 * program.heap_bytes, store=cv.FileStore(tmp_path))
     names = ["a", "b", "c", "d"]
     for name in names:
-        one = cv.Model.on(heap.create(program, name=name))
+        one = heap.create(program, name=name)
         one.notes["errors"] = []
         one.notes["errors"].append(np.float32(0.5))
-    bad = cv.Model.on(heap.open("a"))
+    bad = heap.open("a")
     bad.notes["errors"].append({1, 2})
     for name in names[1:] * 3:  # others come and go, though this one cannot
-        assert cv.Model.on(heap.open(name)).parameters
+        assert heap.open(name).parameters
     with pytest.raises(cv.CalcError, match="model 'a': its notes hold values that cannot be written as JSON .*{1, 2}"):
         heap.close()
     bad.notes["errors"].pop()
     heap.close()
     heap = cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path))
-    assert [cv.Model.on(heap.open(name)).notes["errors"] for name in names] == [[0.5]] * 4
+    assert [heap.open(name).notes["errors"] for name in names] == [[0.5]] * 4
 
 
 def test_models_of_a_fleet_have_their_own():

@@ -81,7 +81,7 @@ def objects() -> dict[str, object]:
     made = {
         "model": model, "history": model.fit(X, y, epochs=300, progress=False), "network": cv.zoo.resnet18(), "graph": large,
         "program": cv.compile(large, batch_size=4, workers=1), "plan": cv.plan(large, batch_size=4, workers=1),
-        "heap": fleet.heap, "resident": model.resident, "fleet": fleet, "handle": next(iter(fleet.handles.values())),
+        "heap": fleet.heap, "resident": model, "fleet": fleet, "handle": next(iter(fleet.handles.values())),
         "results": results, "hyper": model.hyper, "split plan": split, "split model": cv.SplitModel(split),
         "path": large.paths["learn"], "variable": large.variables["input"], "ensemble": cv.Ensemble([model]),
         "equations": small.paths["learn"].gradient_of("linear_1.bias"), "processor": cv.Processor("a"),

@@ -107,7 +107,7 @@ except cv.PlanError:
     told = run.stderr.decode().splitlines()[-1]
     assert f"CalcError: a parameter is initialized by the function '{small.__module__}.small-" in told
     again = pickle.loads(pickle.dumps(ours))
-    again.resident.reset(0)
+    again.reset(0)
     np.testing.assert_array_equal(again.parameters["linear_1.weight"], model().parameters["linear_1.weight"])
 
 
@@ -117,7 +117,7 @@ def test_fleets_and_graphs_take_functions():
     program = cv.compile(graph, batch_size=8)
     fleet = cv.Fleet(memory="1 MiB")
     handles = [fleet.add(program, data=(X, X[:, :2]), seed=s) for s in range(3)]
-    first = [h.resident["linear_1.weight"] for h in handles]
+    first = [h.model["linear_1.weight"] for h in handles]
     assert len({w.tobytes() for w in first}) == 3
 
 

@@ -105,7 +105,7 @@ def test_rows_of_a_few_numbers_are_run_by_one_worker():
         net, input_shape=(4,), loss="softmax_cross_entropy", optimizer=cv.SGD(0.1), batch_size=16, workers=2
     )
     model.step(np.ones((16, 4), "f4"), np.zeros(16, int))
-    job, ends = model.resident.slot.job, time.monotonic() + 20
+    job, ends = model.slot.job, time.monotonic() + 20
     while time.monotonic() < ends:  # while others have the cores nothing is tried
         model.run_steps(3000)
         rows = job[J.ROWS] + job[J.START] * job[J.ROW_BYTES]

@@ -102,7 +102,7 @@ def test_equal_graphs_give_equal_programs(program):
         lambda p: {"labels": ("x",) * len(p.labels)},
         lambda p: {"zones": p.zones[:-1]},
         lambda p: {"symbols": (replace(p.symbols[0], offset=32), *p.symbols[1:])},
-        lambda p: {"symbols": (replace(p.symbols[0], resident=not p.symbols[0].resident), *p.symbols[1:])},
+        lambda p: {"symbols": (replace(p.symbols[0], resident=not p.symbols[0]), *p.symbols[1:])},
         lambda p: {"sections": dict(list(p.sections.items())[:-1])},
     ],
 )

@@ -39,11 +39,11 @@ def graph() -> cv.CalcGraph:
 
 # ---------------------------------------------------------------- works, and outputs that fail
 def fit() -> bool:
-    return len(cv.Model.on(cv.CalcHeap("1 MiB").create(program())).fit(X, Y, epochs=3)) == 3
+    return len(cv.CalcHeap("1 MiB").create(program()).fit(X, Y, epochs=3)) == 3
 
 
 def stream() -> bool:
-    model = cv.Model.on(cv.CalcHeap("1 MiB").create(program()))
+    model = cv.CalcHeap("1 MiB").create(program())
     return len(model.fit(((X[:16], Y[:16]) for _ in range(12)), epochs=3, steps_per_epoch=4)) == 3
 
 
@@ -209,7 +209,7 @@ def test_bars_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_is_heard_in_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", Stream("write", KeyboardInterrupt(), False, 1))
-    model = cv.Model.on(cv.CalcHeap("1 MiB").create(program()))
+    model = cv.CalcHeap("1 MiB").create(program())
     callbacks = [lambda *_: time.sleep(0.3)]  # so that lines are due
     assert model.fit(X, Y, epochs=9, callbacks=callbacks).stopped == "interrupted"
 
@@ -222,7 +222,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_line_at_the_end_of_short_work(capsys: pytest.CaptureFixture[str]) -> None:
-    model = cv.Model.on(cv.CalcHeap("1 MiB").create(program()))
+    model = cv.CalcHeap("1 MiB").create(program())
     model.fit(X, Y, epochs=500, validation=(X, Y))
     (line,) = lines_of(capsys)
     assert re.fullmatch(
@@ -259,7 +259,7 @@ def test_lines_are_two_seconds_apart(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_who_wants_nothing_gets_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    model = cv.Model.on(cv.CalcHeap("1 MiB").create(program()))
+    model = cv.CalcHeap("1 MiB").create(program())
     model.fit(X, Y, epochs=3, progress=False)
     assert lines_of(capsys) == []
 

@@ -101,7 +101,7 @@ def test_a_smaller_last_batch_needs_no_new_plan():
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((1065, 6)), rng.integers(0, 3, 1065)
     model = cv.Model(cv.nn.Linear(3), input_shape=(6,), optimizer=cv.SGD(0.1), batch_size=100, dtype="float64")
-    rows, address = model.program.rows.copy(), model.resident.heap_address
+    rows, address = model.program.rows.copy(), model.heap_address
     w = {k: v.copy() for k, v in model.parameters.items()}
     model.fit(X, y, epochs=1, shuffle=False, progress=False)
     for i in range(0, 1065, 100):  # the same by hand: 10 batches of 100, one of 65
@@ -114,7 +114,7 @@ def test_a_smaller_last_batch_needs_no_new_plan():
         w["linear_1.bias"] -= 0.1 * p.mean(0)
     np.testing.assert_allclose(model.parameters["linear_1.weight"], w["linear_1.weight"], rtol=1e-10)
     np.testing.assert_array_equal(model.program.rows, rows)
-    assert model.resident.heap_address == address
+    assert model.heap_address == address
 
 
 def test_integers_pick_along_an_axis():

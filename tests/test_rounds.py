@@ -178,7 +178,7 @@ def make(kind="plain", seed=3, **options):
 
 def state(model):
     """Everything that the model is, its gradients included."""
-    cells = model.resident.elements
+    cells = model.elements
     kept = [s for s in model.program.symbols if s.persistent]
     return {s.name: cells[s.offset : s.offset + s.elems.b].tobytes() for s in kept}
 
@@ -202,7 +202,7 @@ class Task:
         job[[J.END_SPANS, J.N_END_SPANS]] = ends.ctypes.data, len(ends)
         facts = model.program.info["paths"]["learn"]
         job[J.SEED_OFF] = model.program.symbols[facts["seed"]].offset if facts["accumulate"] else -1
-        job[[J.SHUFFLE, J.SEED]] = shuffle, model.resident.seed
+        job[[J.SHUFFLE, J.SEED]] = shuffle, model.seed
         job[[J.EPOCH, J.LIMIT]] = model.epochs_done, model.epochs_done + epochs
         job[[J.PATIENCE]] = -1 if patience is None else patience
         job[J.BEST : J.BEST + 1].view(np.float64)[:] = np.inf
@@ -212,7 +212,7 @@ class Task:
             job[J.JUDGE] = self.judge.ctypes.data
 
     def _rounds(self, phases, path, X, y, results, means):
-        program, resident = self.model.program, self.model.resident
+        program, resident = self.model.program, self.model
         job = np.zeros(J.TASK_WORDS, np.int64)
         batch, n = program.batch_size, len(X)
         offsets = [program.symbols[program.info["variables"][r]["symbol"]].offset for r in results]
@@ -318,7 +318,7 @@ def test_a_task_has_the_models_shuffling_keys(seed):
     model, task = make(seed=seed), Task(make(seed=seed), X, y, 2)
     for _ in range(2):
         task.run(int(task.job[J.ROUNDS]), turns=1)
-        assert task.job[J.KEY] == shuffling_key(model.resident.seed, model.epochs_done)
+        assert task.job[J.KEY] == shuffling_key(model.seed, model.epochs_done)
         model.fit(X, y, progress=False)
 
 
@@ -391,7 +391,7 @@ def test_a_trap_stops_its_task_alone_and_stays_to_be_read():
     run_fleet([bad, good], workers=2, budget=1)
     assert bad.status == J.TRAPPED and good.status == J.FINISHED
     assert bad.job[J.FIRST] == 150 // 16 + 1, "at the end of the turn it happened in"
-    code, row = (int(v) for v in bad.model.resident.elements[:2])
+    code, row = (int(v) for v in bad.model.elements[:2])
     assert code == 1 and bad.model.program.spec(row).name.startswith("softmax_cross_entropy")
 
 

@@ -61,7 +61,7 @@ def alone(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, in
     """What the model's script gives: losses of steps, then figures and outputs of all data."""
     model.to_python(folder / "train.py")
     np.savez(folder / "data.npz", **data)
-    loaded = model.resident.loaded
+    loaded = model.loaded
     judged = loaded.feeds("predict", ("forward", "loss")) if model.roles.figures else ()
     said = json.dumps([batches, loaded.feeds("learn"), model.roles.inputs, judged])
     command = [
@@ -89,7 +89,7 @@ def same_losses(
     """
     assert model.program.dtype == "float64"
     got, outputs = alone(model, folder, data, batches)
-    names = model.resident.loaded.feeds("learn")
+    names = model.loaded.feeds("learn")
     step = step or (lambda *arrays: model.step(*arrays))
     losses = [step(*(data[name][a:b] for name in names)) for a, b in batches]
     np.testing.assert_allclose(got["losses"], losses, rtol=tolerance)
@@ -443,7 +443,7 @@ def test_names_as_long_as_a_file_may_have_and_a_full_disk(tmp_path):
     for name in ("x" * 250, "é" * 125, "x" * 240):
         model.to_python(tmp_path / f"{name}.py")
         model.save(tmp_path / f"{name}.calc")
-    assert len([*tmp_path.iterdir()]) == 9 and cv.load(tmp_path / f"{'x' * 250}.calc").resident.seed == 0
+    assert len([*tmp_path.iterdir()]) == 9 and cv.load(tmp_path / f"{'x' * 250}.calc").seed == 0
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))

@@ -208,7 +208,7 @@ def test_hundreds_of_partial_fits_take_scikit_learns_steps(target, options):
         other.partial_fit(X, Y[target], **first)
         first = {}
     same(ours, other, rtol=1e-6)
-    rate = ours._network.resident.hyper()["learning_rate"]
+    rate = ours._network.resident.hyper["learning_rate"]
     assert rate == pytest.approx(other._optimizer.learning_rate if ours.solver == "sgd" else ours.learning_rate_init)
 
 

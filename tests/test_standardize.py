@@ -143,11 +143,9 @@ def test_it_goes_where_the_model_goes(tmp_path):
     file.seek(0)
     others = {"loaded": cv.load(file), "copied": copy.copy(model), "pickled": pickle.loads(pickle.dumps(model))}
     heap = cv.CalcHeap("1 MiB", cv.FileStore(tmp_path / "store", durable=False))
-    model.resident.copy(name="kept", heap=heap)
+    model.copy(name="kept", heap=heap)
     heap.close()
-    others["of a store"] = cv.Model.on(
-        cv.CalcHeap("1 MiB", cv.FileStore(tmp_path / "store", durable=False)).open("kept")
-    )
+    others["of a store"] = cv.CalcHeap("1 MiB", cv.FileStore(tmp_path / "store", durable=False)).open("kept")
     for how, other in others.items():
         assert np.array_equal(other.predict(x), model.predict(x)), how
         assert other.adapt(x + 1).buffers["standardize_1.mean"][0] > model.buffers["standardize_1.mean"][0], how
@@ -217,7 +215,7 @@ def test_models_of_fleets_and_searches_learn_from_what_they_train_on():
     for samples in (slice(None), slice(10, 40), np.arange(0, 60, 3)):
         handle = fleet.add(program, data=(x, t), samples=samples)
         fleet.fit(3, progress=False)
-        alone = cv.Model.on(cv.CalcHeap("1 MiB").create(program)).adapt(x[samples])
+        alone = cv.CalcHeap("1 MiB").create(program).adapt(x[samples])
         losses = alone.fit(x[samples], t[samples], epochs=3, progress=False)["loss"]
         np.testing.assert_array_equal(handle.losses, losses)
         handle.close()
@@ -228,7 +226,7 @@ def test_a_model_that_has_learnt_from_data_learns_from_no_other():
     x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
     graph = cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(0.01))
     fleet = cv.Fleet("1 MiB", store=cv.MemoryStore())
-    model = cv.Model.on(fleet.heap.create(cv.compile(graph, batch_size=8, accumulate=False), name="kept")).adapt(2 * x)
+    model = fleet.heap.create(cv.compile(graph, batch_size=8, accumulate=False), name="kept").adapt(2 * x)
     before = model.buffers["standardize_1.mean"].copy()
     handle = fleet.add("kept", data=(x, t))
     np.testing.assert_array_equal(handle.model.buffers["standardize_1.mean"], before)

@@ -116,7 +116,7 @@ def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
                 change("m")
         handle.close()
         files.restore("m")
-        assert cv.Model.on(fleet.heap.open("m")).epochs_done == 1
+        assert fleet.heap.open("m").epochs_done == 1
         fleet.heap["m"].close()
         files.remove("m")
         assert "m" not in files
@@ -160,7 +160,7 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(end, tmp_path, monkey
     program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
     store, names = FileStore(tmp_path), [f"m{k}" for k in range(6)]
     heap = cv.CalcHeap("1 MiB", store=store)
-    models = [cv.Model.on(heap.create(program, name=name)) for name in names]
+    models = [heap.create(program, name=name) for name in names]
     heap.flush()
     for model in models:
         model.step(np.ones((4, 3)), np.ones((4, 2)))
@@ -733,21 +733,21 @@ def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, u
     X, Y = np.ones((4, 2), "float32"), np.ones((4, 2), "float32")
 
     def told(model):
-        return model.epochs_done, model.notes["of"], model.steps_done, model.resident.image().tobytes()
+        return model.epochs_done, model.notes["of"], model.steps_done, model.image().tobytes()
 
     def train(*models):
         for model in models:
             model.fit(X, Y, epochs=2, progress=False)
             model.notes["of"] = model.epochs_done
-            model.resident.commit()
+            model.commit()
 
     with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
-        written = {name: cv.Model.on(heap.create(program, name=name)) for name in "ab"}
+        written = {name: heap.create(program, name=name) for name in "ab"}
         train(*written.values())
         size = program.heap_bytes if room == "one" else "1 MiB"
         with cv.CalcHeap(size, store=FileStore(tmp_path, read_only=True)) as reader:
             for epochs in (2, 4):
-                first, second = (cv.Model.on(reader.open(name)) for name in "ab")
+                first, second = (reader.open(name) for name in "ab")
                 as_opened = told(written["a"])
                 if used:
                     assert told(first) == as_opened
@@ -759,8 +759,8 @@ def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, u
                 learned = told(first)
                 second.step(X, Y)
                 assert told(first) == learned and learned[0] == epochs + 1
-                first.resident.close()
-                second.resident.close()
+                first.close()
+                second.close()
         assert written["a"].epochs_done == 6
 
 
@@ -772,15 +772,15 @@ def test_a_model_of_a_reader_whose_name_was_given_to_another_program_stays_what_
         heap.flush()
         before = old.predict(X)
         with cv.CalcHeap("1 MiB", store=FileStore(tmp_path, read_only=True)) as reader:
-            first, second = (cv.Model.on(reader.open("m")) for _ in range(2))
-            old.resident.close()
+            first, second = (reader.open("m") for _ in range(2))
+            old.close()
             heap.store.remove("m")
             new = cv.Model(cv.nn.Linear(2) >> cv.nn.ReLU(), heap=heap, name="m", **shape)
             new.fit(X, X, progress=False)
             heap.flush()
             assert np.array_equal(first.predict(X), before) and np.array_equal(second.predict(X), before)
-            first.resident.close()
-            assert np.array_equal(cv.Model.on(reader.open("m")).predict(X), new.predict(X))
+            first.close()
+            assert np.array_equal(reader.open("m").predict(X), new.predict(X))
 
 
 # ---------------------------------------------------------------- how often a training writes
@@ -810,7 +810,7 @@ def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, 
     step = 7 if checkpoint == "end" else min(checkpoint, 7)
     assert versions_written == sorted({*range(step, 8, step), 7}) and len(versions_written) == written
     facts, kept = store.get("m")
-    assert facts["epochs"] == 7 and handle.resident.image().tobytes().startswith(bytes(kept))
+    assert facts["epochs"] == 7 and handle.model.image().tobytes().startswith(bytes(kept))
     for wrong in (0, -1, "never", 1.5, None, True):
         with pytest.raises(CalcError, match="checkpoint"):
             handle.model.fit(x, np.zeros(20, "i8"), 1, progress=False, checkpoint=wrong)

@@ -116,11 +116,11 @@ def test_what_is_copied_is_counted():
     heap.stats.reset()
     b.step(X, Y)
     assert (heap.stats.switches, heap.stats.bytes) == (1, 2 * image)
-    assert heap.resident is b
+    assert heap.latest is b
     b.step(X, Y)
     assert heap.stats.switches == 1  # it was there
     a.step(X, Y)
-    cv.Model.on(b).predict(X)
+    b.predict(X)
     heap.stats.reset()
     a.step(X, Y)
     assert (heap.stats.switches, heap.stats.bytes) == (1, image)  # predicting has not changed b: it is not written
@@ -167,8 +167,8 @@ def test_predictions_in_the_middle_of_an_accumulation_leave_it_open():
         model["input"], model["target"] = X, Y
         model.forward("learn")
         model.backward("learn")
-    cv.Model.on(looked_at).predict(X)
-    cv.Model.on(looked_at).evaluate(X, Y)
+    looked_at.predict(X)
+    looked_at.evaluate(X, Y)
     with other:
         pass
     for model in (looked_at, alone):

@@ -95,7 +95,7 @@ def model(workers=3):
         graph = cv.build_graph(nn.Linear(32) >> nn.Tanh() >> nn.Linear(3), (16,), "softmax_cross_entropy", cv.SGD(0.05))
         programs[workers] = cv.compile(graph, batch_size=32, workers=workers, accumulate=False)
     program = programs[workers]
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=0))
+    return cv.CalcHeap(program.heap_bytes).create(program, seed=0)
 
 
 def losses(workers=3):
@@ -227,7 +227,7 @@ b = rng.integers(0, 3, 70)
 
 def learn(workers):
     program = cv.compile(graph, batch_size=32, workers=workers)
-    m = cv.Model.on(cv.CalcHeap(program.heap_bytes).create(program, seed=0))
+    m = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     m.fit(A, b, epochs=3, progress=False)
     m.step(A[:32], b[:32])
     m.run_steps(30)

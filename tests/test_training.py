@@ -166,7 +166,7 @@ def test_an_interrupted_learning_batch_leaves_nothing_behind():
         cv.Model(network(), input_shape=(7,), optimizer=cv.SGD(0.1), batch_size=10, learning_batch=105, seed=2)
         for _ in range(2)
     ]
-    cut = Epoch(models[1].resident, {"input": X, "target": y}, "learn", train=True, learning=105)
+    cut = Epoch(models[1], {"input": X, "target": y}, "learn", train=True, learning=105)
     cut.begin(None)
     rounds = cut.slices(0.0)
     next(rounds)

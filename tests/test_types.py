@@ -257,19 +257,19 @@ def test_epochs_fleets_and_switches(given, tmp_path):
     want = cv.CalcHeap(program.heap_bytes).create(program, seed=5)
     got = want.copy(heap=cv.CalcHeap(program.heap_bytes))
     for model, x, t in ((want, X, T), (got, data, T.astype(np.int32))):
-        cv.Model.on(model).fit(x, t, epochs=3)
+        model.fit(x, t, epochs=3)
     assert want["W"].tobytes() == got["W"].tobytes()
-    cv.Model.on(got).save(tmp_path / "it")
+    got.save(tmp_path / "it")
     again = cv.load(tmp_path / "it")
-    assert again.resident["W"].tobytes() == got["W"].tobytes()
-    assert again.step(X[:8], T[:8]) == cv.Model.on(want).step(X[:8], T[:8])
+    assert again["W"].tobytes() == got["W"].tobytes()
+    assert again.step(X[:8], T[:8]) == want.step(X[:8], T[:8])
 
 
 def test_many_calls_are_compiled_ones():
     """Compiled methods copy labels and images as they are, and leave other types to Python."""
-    model = cv.Model.on(cv.CalcHeap(small().heap_bytes).create(small(), seed=0))
+    model = cv.CalcHeap(small().heap_bytes).create(small(), seed=0)
     X, T = RNG.integers(0, 256, (8, 6)).astype(np.uint8), RNG.integers(0, 3, 8)
-    want = cv.Model.on(cv.CalcHeap(small().heap_bytes).create(small(), seed=0))
+    want = cv.CalcHeap(small().heap_bytes).create(small(), seed=0)
     for k in range(100):
         x, t = (X, T) if k % 3 else (X.astype(np.float64), T.astype(np.int32))
         assert model.step(x, t) == want.step(X, T)
@@ -422,13 +422,13 @@ def test_a_model_of_layers_takes_data_as_they_are():
     how = dict(input_shape=(6,), loss="softmax_cross_entropy", optimizer=cv.Adam(1e-2), batch_size=10, seed=3)
     net = cv.nn.Linear(8) >> cv.nn.Tanh() >> cv.nn.Linear(3)
     plain, own = cv.Model(net, **how), cv.Model(net, **how, input_dtype="uint8", target_dtype=np.int64)
-    assert (own.resident.loaded.own_types, plain.resident.loaded.own_types) == (
+    assert (own.loaded.own_types, plain.loaded.own_types) == (
         {"input": "uint8", "target": "int64"},
         {},
     )
     for m in (plain, own):
         m.fit(X, T, epochs=3, progress=False)
-    assert plain.resident.image().size == own.resident.image().size
+    assert plain.image().size == own.image().size
     for name, v in plain.parameters.items():
         assert v.tobytes() == own.parameters[name].tobytes()
     assert plain.evaluate(X, T) == own.evaluate(X, T)

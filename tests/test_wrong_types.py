@@ -64,7 +64,7 @@ def resident(program=None):
 
 
 def model(program=None):
-    return cv.Model.on(resident(program))
+    return resident(program)
 
 
 def fleet(**options):

@@ -36,14 +36,14 @@ class Ours:
         graph = cv.build_graph(net, (task.sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
         how = {} if device == "cpu" else self.options
         program = cv.compile(graph, batch_size=len(x), accumulate=False, device=device, **how)
-        self.model = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program))
+        self.model = cv.CalcHeap(program.heap_bytes, device=device).create(program)
         self.x, self.y = x, y
         self.heap_bytes = program.heap_bytes
         mode, blocks = program.info.get("mode"), program.workers
         self.note = "" if mode is None else f"{mode}, {blocks} block{'s' * (blocks != 1)}"
 
     def restart(self) -> None:
-        self.model.resident.reset(seed=0)
+        self.model.reset(seed=0)
         self.model["input"], self.model["target"] = self.x, self.y
 
     def steps(self, n: int) -> float:

@@ -30,15 +30,13 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
-from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
+from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
 from calcvm.planner import Plan
 from calcvm.teams import set_workers
-from calcvm.vm.memory.heap import CalcHeap
-from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.store import FileStore, MemoryStore
 from calcvm.vm.program.program import Program, load_program
 
@@ -55,7 +53,7 @@ __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Processor",
-    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
+    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",

@@ -421,7 +421,7 @@ def _model(path: Path) -> cv.Model:
 
 def _input(model: cv.Model, X: np.ndarray, data: Path) -> np.ndarray:
     """Samples in the model's shape; columns of a table are an image's pixels, row by row."""
-    shape = tuple(size.b for size in model.resident.loaded.forms[model.roles.inputs[0]][1:])
+    shape = tuple(size.b for size in model.loaded.forms[model.roles.inputs[0]][1:])
     if X.size != len(X) * prod(shape):
         table = "; --target names the column to predict" if data.suffix.lower() in datasets.TABLES else ""
         raise CalcError(f"{data}: X {X.shape} does not fit the model, whose samples are {shape}{table}")
@@ -438,7 +438,7 @@ def evaluate(
     loaded = _model(model)
     X, y, _ = _samples(data, target, loaded)
     assert y is not None
-    shape = tuple(size.b for size in loaded.resident.loaded.forms[loaded.roles.labels[0]][1:])
+    shape = tuple(size.b for size in loaded.loaded.forms[loaded.roles.labels[0]][1:])
     if y.size == len(y) * prod(shape):
         y = y.reshape(len(y), *shape)
     for name, value in loaded.evaluate(_input(loaded, X, data), y).items():

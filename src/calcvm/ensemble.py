@@ -9,12 +9,11 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
-from calcvm.model import Model
+from calcvm.model import CalcHeap, Model
 from calcvm.model.data import by_name, count_of
 from calcvm.model.scores import Scores, scores_of
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
-from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.program.encoding import decode_row
 from calcvm.vm.program.program import Program
 
@@ -139,7 +138,7 @@ class Ensemble:
     def _ends(self, i: int) -> tuple[Shape, Shape]:
         """Shapes of one model's input and output."""
         model = self.models[i]
-        roles, forms = model.roles, model.resident.loaded.forms
+        roles, forms = model.roles, model.loaded.forms
         if len(roles.inputs) != 1 or len(roles.outputs) != 1:
             raise CalcError(f"model {i} has several inputs or outputs: an ensemble needs models with one of each")
         return forms[roles.inputs[0]], forms[roles.outputs[0]]
@@ -148,7 +147,7 @@ class Ensemble:
         """The type of a model's outputs, "float" or "bool" (CalcError: integers)."""
         model = self.models[i]
         name = model.roles.outputs[0]
-        of = np.dtype(model.resident.loaded.own_types.get(name, model.program.dtype))
+        of = np.dtype(model.loaded.own_types.get(name, model.program.dtype))
         if of.kind in "iu":
             raise CalcError(
                 f"model {i}: its output {name!r} is of {of}, and integers, such as classes, have no meaningful mean: make an "
@@ -240,7 +239,7 @@ def snapshot_ensemble(
         )
     samples = count_of(by_name("X", model.roles.inputs, X, model.roles), model.roles)
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
-    record = model.resident.record
+    record = model.record
     with record.change:  # held from the first cycle to the last
         record.begin_training()
         hyper = model.hyper
@@ -269,7 +268,7 @@ def snapshot_ensemble(
                 if not snapshots:
                     raise KeyboardInterrupt
                 break
-            snapshots.append(Model.on(model.resident.copy(f"cycle-{cycle + 1}", heap)))
+            snapshots.append(model.copy(f"cycle-{cycle + 1}", heap))
     return Ensemble(snapshots)
 
 

@@ -150,14 +150,15 @@ NAMES: dict[str, dict[str, str]] = {
         "take_along_axis": "cv.pick", "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
     },
     "Model": {
-        "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit", "forward": "predict",
+        "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit",
         "train_on_batch": "step", "predict_on_batch": "predict", "test_on_batch": "evaluate", "score": "evaluate",
         "state_dict": "get_weights", "load_state_dict": "set_weights", "load_weights": "cv.load, or set_weights", "save_weights": "save",
-        "zero_grad": "step", "backward": "step", "eval": "predict, which is without dropout", "count_params": "summary",
+        "zero_grad": "step", "eval": "predict, which is without dropout", "count_params": "summary",
         "to": 'cv.Model(..., device="cuda")', "cuda": 'cv.Model(..., device="cuda")', "history": "what fit returns",
         "optimizer": "hyper, of its numbers", "lr": 'hyper["learning_rate"]', "learning_rate": 'hyper["learning_rate"]',
         "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
-        "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load",
+        "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "the model itself",
+        "on": "the model of the heap itself",
     },
     "Variable": {
         "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
@@ -167,7 +168,8 @@ NAMES: dict[str, dict[str, str]] = {
         "rsqrt": "cv.pow(x, -0.5)", "size": "shape", "squeeze": "cv.reshape(x, shape)", "unsqueeze": "cv.reshape(x, shape)",
         "view": "cv.reshape(x, shape)", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
     },
-    "CalcHeap": {"load": "heap.create(program)"},
+    "CalcHeap": {"load": "heap.create(program)", "resident": "heap.latest", "copy": "model.copy(name)", "commit": "model.commit()",
+                 "remove": "model.close()"},
     "Plan": {"again": "recomputed"},
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
 }  # fmt: skip

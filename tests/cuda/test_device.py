@@ -42,7 +42,7 @@ def graph(optimizer=None):
 
 def model(device, optimizer=None, batch=17, accumulate=False, seed=1, **how):
     program = cv.compile(graph(optimizer), batch_size=batch, device=device, accumulate=accumulate, **how)
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=seed))
+    return cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=seed)
 
 
 def same(a, b, tolerance=1e-5):
@@ -104,7 +104,7 @@ def test_buffers(gpu):
     for device in ("cpu", "cuda"):
         g = cv.build_graph(nn.Center() >> nn.Linear(3), (4,), "softmax_cross_entropy", cv.SGD(0.1))
         program = cv.compile(g, batch_size=17, device=device, dtype="float64")
-        m = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1))
+        m = cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1)
         m.fit(X + 3, Y, epochs=3, progress=False)
         found.append((m.buffers["center_1.running"], m.predict(X)))
     for cpu, cuda in zip(*found):
@@ -114,7 +114,7 @@ def test_buffers(gpu):
 
 def test_sections(gpu):
     """Forward, backward, optimize and end_round one by one, with gradients to look at."""
-    models = [model(d, accumulate=True).resident for d in ("cpu", "cuda")]
+    models = [model(d, accumulate=True) for d in ("cpu", "cuda")]
     for m in models:
         m["input"], m["target"] = X, Y
         m.forward("learn")
@@ -167,7 +167,7 @@ def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
     fleet = cv.Fleet("1 MiB", device="cuda")
     handle = fleet.add(program, data=(X, Y), seed=1)
     fleet.fit(epochs=2, progress=False)
-    alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=1))
+    alone = cv.CalcHeap("1 MiB", device="cuda").create(program, seed=1)
     alone.fit(X, Y, epochs=2, progress=False)
     assert bits(handle.model) == bits(alone)
 
@@ -178,7 +178,7 @@ def test_a_fleet_gives_the_best_epoch_back(gpu):
     handles = [fleet.add(program, data=(X[:12], Y[:12]), seed=s, validation=held, keep_best=True) for s in range(3)]
     fleet.fit(epochs=4, progress=False)
     for seed, handle in enumerate(handles):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=seed))
+        alone = cv.CalcHeap("1 MiB", device="cuda").create(program, seed=seed)
         history = alone.fit(X[:12], Y[:12], epochs=4, validation=held, keep_best=True, progress=False)
         assert handle.kept == (3 if history.kept is None else history.kept)
         assert bits(handle.model) == bits(alone)
@@ -202,7 +202,7 @@ def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
     fleet.fit(epochs=2, progress=False)
     assert gpu.library.launches - launches <= 2
     for k, (program, data) in enumerate(programs.items()):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").create(program, seed=k))
+        alone = cv.CalcHeap("1 MiB", device="cuda").create(program, seed=k)
         alone.fit(*data, epochs=2, progress=False)
         assert bits(handles[k].model) == bits(alone)
 
@@ -304,8 +304,8 @@ def test_too_little_memory(gpu):
 def test_a_bad_label_traps(gpu, way):
     m = model("cuda", **WAYS[way])
     m.step(X, Y)
-    with m.resident:
-        slot = m.resident.slot
+    with m:
+        slot = m.slot
         slot.write(m.program.symbol("target"), 9.0, (17,))
     with pytest.raises(Trap, match="softmax_cross_entropy.*label"):
         m.run_steps(1)

@@ -30,7 +30,7 @@ def model(device: str, labels: str | None, image: str | None, **how) -> cv.Model
     with g.path("predict"):
         cv.softmax((x / 255.0) @ W)
     program = cv.compile(g, batch_size=5, device=device, **how)
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1))
+    return cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -43,8 +43,8 @@ def test_training_is_the_cpus(gpu, way, labels, image):
         m.fit(*data, epochs=2)
         m.step(*(a[:5] for a in data))
     np.testing.assert_allclose(own.parameters["W"], cpu.parameters["W"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(own.resident["t"], t[:5])
-    assert own.resident["t"].dtype == labels
+    np.testing.assert_array_equal(own["t"], t[:5])
+    assert own["t"].dtype == labels
 
 
 def test_a_label_that_is_no_class_traps(gpu):
@@ -52,12 +52,12 @@ def test_a_label_that_is_no_class_traps(gpu):
     m = model("cuda", "int64", "uint8", mode="grid", workers=1)
     m.step(X[:5], T[:5])
     for wrong in (-1, 3, 2**62):
-        slot = m.resident.slot
+        slot = m.slot
         slot.write(m.program.by_name["t"], np.array([0, 1, wrong, 2, 0]), (5,))
         with pytest.raises(
             Trap, match=r"softmax_cross_entropy_\w+\.int64, .*: a label of 't' is not an integer in \[0, 3\)"
         ):
-            m.resident.run_steps(1)
+            m.run_steps(1)
 
 
 def test_a_parameter_of_a_formula_of_bools(gpu, forgotten):

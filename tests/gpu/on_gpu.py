@@ -58,7 +58,7 @@ def compiled(device: str, optimizer: Any = None, net: Any = None, **how: Any) ->
 
 def model_of(program: Any, seed: int = 1) -> Any:
     device = program.info["device"]
-    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=seed))
+    return cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=seed)
 
 
 def stepped(program: Any, steps: int = STEPS) -> tuple[np.ndarray, Any]:

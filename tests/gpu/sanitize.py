@@ -41,7 +41,7 @@ def main(mode: str) -> None:
             continue
         # room for one of two: models are switched, too
         heap = cv.CalcHeap(program.heap_bytes, device="cuda")
-        for model in [cv.Model.on(heap.create(program, seed=seed)) for seed in range(2)]:
+        for model in [heap.create(program, seed=seed) for seed in range(2)]:
             model.step(X[:BATCH], y[:BATCH])
             model.run_steps(2)
             losses += model.fit(X, y, epochs=2, validation=0.25, progress=False)["loss"]

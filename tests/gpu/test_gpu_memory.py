@@ -106,8 +106,8 @@ def test_a_bad_label_traps_and_names_the_row(mode):
     X, y = data(BATCH)
     model = model_of(compiled("cuda", **MODES[mode]))
     model.step(X, y)
-    with model.resident:
-        slot = model.resident.slot
+    with model:
+        slot = model.slot
         symbol = model.program.symbol("target")
         slot.write(symbol, np.full(BATCH, SIZES[-1] + 1.0), (BATCH,))  # behind the setter's back
     with pytest.raises(cv.Trap, match="softmax_cross_entropy.*label"):

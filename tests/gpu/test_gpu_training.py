@@ -276,7 +276,7 @@ def test_models_that_share_a_heap_have_the_bits_of_models_that_never_left(mode, 
             assert shared[k].step(X, y) == alone[k].step(X, y)
         assert heap.stats.switches > 5
         for one, other in zip(shared, alone):
-            assert bits(cv.Model.on(one)) == bits(other)
+            assert bits(one) == bits(other)
 
 
 @pytest.mark.parametrize("mode", ["all blocks", "graph"])
@@ -313,12 +313,12 @@ def test_a_copy_and_a_reset():
     X, y = data(BATCH)
     program = compiled("cuda", **MODES["all blocks"])
     model = cv.CalcHeap(2 * program.heap_bytes + 256, device="cuda").create(program, seed=1)
-    start = bits(cv.Model.on(model))
+    start = bits(model)
     first = [model.step(X, y) for _ in range(3)]
     twin = model.copy()
     assert [twin.step(X, y) for _ in range(3)] == [model.step(X, y) for _ in range(3)]
     model.reset(seed=1)
-    assert bits(cv.Model.on(model)) == start and [model.step(X, y) for _ in range(3)] == first
+    assert bits(model) == start and [model.step(X, y) for _ in range(3)] == first
 
 
 def test_parameters_are_copies_that_cannot_be_written_to():
@@ -327,7 +327,7 @@ def test_parameters_are_copies_that_cannot_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
         value[...] = 0
     with pytest.raises(cv.CalcError, match="cuda"):
-        _ = model.resident.elements
+        _ = model.elements
 
 
 # ---------------------------------------------------------------- users' equations

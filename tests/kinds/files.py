@@ -87,7 +87,7 @@ def bases() -> list[Base]:
         out.append(Base("program", file.getvalue(), model.program))
         with tempfile.TemporaryDirectory() as folder:
             heap = cv.CalcHeap(model.program.heap_bytes, store=cv.FileStore(folder, durable=False))
-            model.resident.copy("m", heap)
+            model.copy("m", heap)
             heap.close()
             store = {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
         for kind, folder in (("stored", "models"), ("kept", "programs")):
@@ -357,7 +357,7 @@ def _read(base: Base, data: bytes, folder: Path) -> Any:
     if base.kind == "program":
         return load_program(io.BytesIO(data))
     if base.kind == "model":
-        return cv.load(io.BytesIO(data)).resident
+        return cv.load(io.BytesIO(data))
     for name, content in base.store.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_bytes(data if name == base.name else content)
@@ -371,14 +371,14 @@ def _read(base: Base, data: bytes, folder: Path) -> Any:
 
 def _saved(resident: cv.Resident) -> bytes:
     file = io.BytesIO()
-    cv.Model.on(resident).save(file)
+    resident.save(file)
     resident.heap.close()
     return file.getvalue()
 
 
 def _run(resident: cv.Resident, rng: np.random.Generator) -> str:
     resident.record.workers = min(resident.record.workers, 2)
-    model = cv.Model.on(resident)
+    model = resident
     x, y = samples(resident.program, rng)
     uses = (
         lambda: model.predict(x),

@@ -195,8 +195,8 @@ class World:
     def __init__(self, room: int = 1, store: Any = None, accumulate: bool = False, workers: int = 1) -> None:
         self.program = program_of(accumulate, workers)
         self.heap = cv.CalcHeap(room * -(-self.program.heap_bytes // 64) * 64, store)
-        self.model = cv.Model.on(self.heap.create(self.program, seed=1, name="model"))
-        self.other = cv.Model.on(self.heap.create(self.program, seed=2, name="other"))
+        self.model = self.heap.create(self.program, seed=1, name="model")
+        self.other = self.heap.create(self.program, seed=2, name="other")
         if accumulate:
             self.model.learning_batch = 24
         self.model.step(*B)

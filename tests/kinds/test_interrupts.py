@@ -39,16 +39,16 @@ def swept():
 
 
 def run_steps(model):
-    with model.resident:
+    with model:
         model["input"], model["target"] = B
         model.run_steps(3)
 
 
 def by_hand(model, *sections):
-    with model.resident:
+    with model:
         model["input"], model["target"] = B
         for section in sections:
-            getattr(model.resident, section)("learn")
+            getattr(model, section)("learn")
 
 
 CALLS = {
@@ -61,14 +61,14 @@ CALLS = {
     "getitem": lambda w: w.model["linear_1.weight"],
     "parameters": lambda w: w.model.parameters,
     "hyper": lambda w: w.model.hyper.__setitem__("learning_rate", 0.5),
-    "reset": lambda w: w.model.resident.reset(7),
+    "reset": lambda w: w.model.reset(7),
     "set_weights": lambda w: w.model.set_weights({k: v + 1 for k, v in w.model.get_weights().items()}),
     "predict_proba": lambda w: w.model.predict_proba(B[0]),
-    "copy": lambda w: w.model.resident.copy("copy", cv.CalcHeap("64 KiB")),
+    "copy": lambda w: w.model.copy("copy", cv.CalcHeap("64 KiB")),
     "turns": lambda w: [m.predict(B[0]) for m in (w.model, w.other, w.model)],
     "ensemble": lambda w: cv.Ensemble([w.model, w.other], "vote").evaluate(X, Y),
     "flush": lambda w: w.heap.flush(),
-    "commit": lambda w: w.model.resident.commit(),
+    "commit": lambda w: w.model.commit(),
     "save": lambda w: w.model.save(w.path / "saved.calc"),
     # of a program that adds gradients up
     "learning_batch": lambda w: setattr(w.model, "learning_batch", 16),
@@ -76,8 +76,8 @@ CALLS = {
     "forward": lambda w: by_hand(w.model, "forward"),
     "run_round": lambda w: by_hand(w.model, "run_round"),
     "backward": lambda w: by_hand(w.model, "forward", "backward"),
-    "optimize": lambda w: w.model.resident.optimize("learn"),
-    "end_round": lambda w: w.model.resident.end_round("learn"),
+    "optimize": lambda w: w.model.optimize("learn"),
+    "end_round": lambda w: w.model.end_round("learn"),
 }
 BEGUN = {  # of those, the sections that have run before the call
     "learning_batch": (),
@@ -244,9 +244,9 @@ def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypat
     monkeypatch.setattr(fleet_tasks, "FIRST_ROWS", 6)
     calls = {
         "load": lambda w: w.heap.create(w.program, seed=3, name="new"),
-        "copy": lambda w: w.model.resident.copy("new"),
+        "copy": lambda w: w.model.copy("new"),
         "close": lambda w: w.heap["model"].close() if "model" in w.heap else None,
-        "remove": lambda w: w.heap.remove(w.model.resident),
+        "remove": lambda w: w.heap.remove(w.model),
         "add": lambda w: w.fleet.add(w.program, data=(X, Y), validation=(X, Y), seed=1, name="new"),
         "handle": lambda w: w.handle.close(),
         "open": lambda w: w.heap.open("model"),
@@ -362,12 +362,12 @@ def test_a_statement_with_is_left_unlocked_wherever_a_signal_comes():
     world = World(2)
 
     def call():
-        with world.model.resident:
-            world.model.resident.facts.get("epochs")
+        with world.model:
+            world.model.facts.get("epochs")
 
     for n in range(1, steps_of(call) + 1):
         interrupted(call, n)
-        assert unlocked(world.model.resident.record.turn.lock), n
+        assert unlocked(world.model.record.turn.lock), n
 
 
 def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
@@ -382,7 +382,7 @@ def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
             if self.copies == 1:
                 raise KeyboardInterrupt
 
-    record, slot = World(2).model.resident.record, Interrupted()
+    record, slot = World(2).model.record, Interrupted()
     record.open, record.passing = {"learn"}, "learn"
     with pytest.raises(KeyboardInterrupt):
         slot.renew(record, np.zeros(4), {"seed": 7})

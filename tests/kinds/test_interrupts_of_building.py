@@ -72,7 +72,7 @@ def worlds(tmp_path):
     graph = cv.build_graph(NET, (4,), "softmax_cross_entropy", cv.Adam(0.02))
     path = tmp_path / "files"
     path.mkdir()
-    cv.Model.on(World(2).model.resident).save(path / "model.calc")
+    World(2).model.save(path / "model.calc")
     program_of().save(path / "program.calc")
 
     def make():
@@ -123,7 +123,7 @@ def model(net=NET, loss="softmax_cross_entropy", **options):
 
 
 def state(m):
-    return m.program.hash, m.resident.image().tobytes()
+    return m.program.hash, m.image().tobytes()
 
 
 def in_a_heap(w):
@@ -142,7 +142,7 @@ def linked(w):
     LINKED.append(_native._engine())
     for known in (_native._addresses, _native._engine, entry.address, entry.entry):
         getattr(known, "cache_clear", getattr(known, "clear", None))()
-    return cv.Model.on(w.heap["model"]).predict(X).tobytes()
+    return w.heap["model"].predict(X).tobytes()
 
 
 def kept_code(w):
@@ -267,7 +267,7 @@ def in_added_data(w):
 def in_file(w):
     file = File(w.hook)
     w.heap["model"].reset(3)
-    cv.Model.on(w.heap["model"]).save(file)
+    w.heap["model"].save(file)
     return state(cv.load(File(w.hook, file.getvalue())))
 
 

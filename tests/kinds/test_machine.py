@@ -125,18 +125,18 @@ class Entry:
     """A model of the heap and its twin."""
 
     def __init__(self, resident: cv.Resident, twin: Twin):
-        self.resident, self.twin = resident, twin
+        self, self.twin = resident, twin
 
     @property
     def model(self) -> cv.Model:
-        return cv.Model.on(self.resident)
+        return self
 
     def check(self) -> None:
-        for name, value in self.resident.parameters.items():
+        for name, value in self.parameters.items():
             np.testing.assert_allclose(value, self.twin.p[name], rtol=0, atol=TOLERANCE, err_msg=name)
         assert self.model.epochs_done == self.twin.epochs
         assert self.model.learning_batch == self.twin.learning
-        assert self.resident.seed == self.twin.seed
+        assert self.seed == self.twin.seed
         assert self.model.hyper["learning_rate"] == self.twin.rate
 
 
@@ -215,14 +215,14 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH)
     def copy(self, which: int) -> None:
         entry, name = self.pick(which), self.new_name()
-        self.entries[name] = Entry(entry.resident.copy(name), deepcopy_of(entry.twin))
+        self.entries[name] = Entry(entry.copy(name), deepcopy_of(entry.twin))
         self.entries[name].check()
 
     @some
     @rule(which=WHICH)
     def close(self, which: int) -> None:
         entry = self.pick(which)
-        name, resident = entry.resident.name, entry.resident
+        name, resident = entry.name, entry
         resident.close()
         del self.entries[name]
         if self.on_disk:
@@ -261,7 +261,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, seed=SEEDS)
     def reset(self, which: int, seed: int) -> None:
         entry = self.pick(which)
-        entry.resident.reset(seed)
+        entry.reset(seed)
         entry.twin.reset(seed)
         entry.check()
 
@@ -271,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         """A file gives a model that goes on as this one does."""
         entry, (X, t) = self.pick(which), samples(size, seed)
         entry.model.save(self.folder / "model.calc")
-        other = Entry(cv.load(self.folder / "model.calc").resident, deepcopy_of(entry.twin))
+        other = Entry(cv.load(self.folder / "model.calc"), deepcopy_of(entry.twin))
         other.check()
         np.testing.assert_allclose(other.model.step(X, t), other.twin.step(X, t), rtol=0, atol=TOLERANCE)
         other.check()
@@ -307,18 +307,16 @@ class Machine(RuleBasedStateMachine):
     def accumulate(self, which: int, size: int, seed: int, look: bool) -> None:
         """Forward and backward by hand: the gradient adds up, where the program does; a look at the model after it."""
         entry, (X, t) = self.pick(which), samples(size, seed)
-        entry.resident["input"], entry.resident["target"] = X, t
-        entry.resident.forward("learn")
-        assert entry.resident["loss"] == pytest.approx(entry.twin.loss(X, t), rel=0, abs=TOLERANCE)
-        entry.resident.backward("learn")
+        entry["input"], entry["target"] = X, t
+        entry.forward("learn")
+        assert entry["loss"] == pytest.approx(entry.twin.loss(X, t), rel=0, abs=TOLERANCE)
+        entry.backward("learn")
         before = deepcopy_of(entry.twin)
         if not entry.twin.kind.adds_up:
             before.drop()
         before.backward(X, t)
         for name in NAMES:
-            np.testing.assert_allclose(
-                entry.resident.grad(name), before.sum[name], rtol=0, atol=TOLERANCE, err_msg=name
-            )
+            np.testing.assert_allclose(entry.grad(name), before.sum[name], rtol=0, atol=TOLERANCE, err_msg=name)
         if entry.twin.kind.adds_up:
             entry.twin.sum, entry.twin.open = before.sum, True
         if look:
@@ -331,8 +329,8 @@ class Machine(RuleBasedStateMachine):
         """What has added up becomes an update, whatever has been done in between."""
         entries = [entry for entry in self.entries.values() if entry.twin.open]
         entry = entries[which % len(entries)]
-        entry.resident.optimize("learn")
-        entry.resident.end_round("learn")
+        entry.optimize("learn")
+        entry.end_round("learn")
         entry.twin.update()
         entry.check()
 
@@ -349,8 +347,8 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, factor=st.sampled_from([0.5, -1.0]))
     def write(self, which: int, factor: float) -> None:
         entry = self.pick(which)
-        with entry.resident:
-            entry.resident.parameters[NAMES[2]][...] *= factor
+        with entry:
+            entry.parameters[NAMES[2]][...] *= factor
         entry.twin.p[NAMES[2]] = entry.twin.p[NAMES[2]] * factor
         entry.check()
 
@@ -370,7 +368,7 @@ class Machine(RuleBasedStateMachine):
     def refuse(self, which: int) -> None:
         """What cannot be is an error, and changes nothing."""
         entry = self.pick(which)
-        model, resident, (X, t) = entry.model, entry.resident, samples(2, 0)
+        model, resident, (X, t) = entry.model, entry, samples(2, 0)
         many = samples(entry.twin.kind.batch + 1, 0)
         refused("above the planned", lambda: model.step(*many))
         refused("do not fit|has rank", lambda: model.step(X[:, :2], t))
@@ -397,7 +395,7 @@ class Machine(RuleBasedStateMachine):
         handle = self.fleet.add(
             twin.kind.program, data=samples(size, seed), seed=seed, name=name, shuffle=False, learning_batch=learning
         )
-        self.handles[name] = Entry(handle.resident, twin)
+        self.handles[name] = Entry(handle.model, twin)
         self.handles[name].data = samples(size, seed)  # type: ignore[attr-defined]
 
     @precondition(lambda self: self.handles)
@@ -422,7 +420,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "heap"):
             return
         for heap, entries in (self.heap, self.entries), (self.fleet.heap, self.handles):
-            inside = [e.resident.program.heap_bytes for e in entries.values() if e.resident.record.slot is not None]
+            inside = [e.program.heap_bytes for e in entries.values() if e.record.slot is not None]
             assert heap.free_bytes == heap.nbytes - sum(-(-n // 64) * 64 for n in inside)
         assert self.heap.names == sorted([*self.entries, *self.asleep])
 

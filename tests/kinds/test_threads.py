@@ -14,7 +14,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.memory.heap import CalcHeap
+from calcvm.model import CalcHeap
 from calcvm.vm.memory.turns import owner, unlocked
 from tests.kinds.threads import (  # noqa: F401
     N_THREADS,
@@ -91,7 +91,7 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
         return losses
 
     looks = [predict, predict, lambda: model.evaluate(X, Y), lambda: model["linear_1.weight"], save,
-             lambda: model.resident.copy(heap=cv.CalcHeap("1 MiB")), lambda: model.hyper["learning_rate"],
+             lambda: model.copy(heap=cv.CalcHeap("1 MiB")), lambda: model.hyper["learning_rate"],
              lambda: model.run({"input": X[:7], "target": Y[:7]})]  # fmt: skip
     trained, *_ = fine(at_once(fit, *(partial(look, what) for what in looks)))
     alone = network(**options)
@@ -104,19 +104,19 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
 def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradients():
     model = network(learning_batch=48)
     model.fit(X, Y, 1, progress=False)
-    image = model.resident.image()
+    image = model.image()
     from calcvm.vm.memory.epoch import Epoch
 
-    train = Epoch(model.resident, {"input": X, "target": Y}, "learn", train=True, learning=48, results=["loss"])
+    train = Epoch(model, {"input": X, "target": Y}, "learn", train=True, learning=48, results=["loss"])
     train.begin(None)
     rounds = train.slices(1e-9)
     next(rounds)
-    elements = model.resident.image().view(np.float32)
-    gradients = model.resident.slot.get_image(open=True).view(np.float32)
-    start = model.resident.loaded.gradient[0] - model.resident.loaded.opened[0]
+    elements = model.image().view(np.float32)
+    gradients = model.slot.get_image(open=True).view(np.float32)
+    start = model.loaded.gradient[0] - model.loaded.opened[0]
     assert gradients[start // 4 :].any() and not elements[start // 4 :].any()
     rounds.close()
-    assert len(image) == elements.nbytes and not model.resident.record.open
+    assert len(image) == elements.nbytes and not model.record.open
 
 
 def test_steps_of_threads_are_all_counted(whole):
@@ -208,7 +208,7 @@ def test_what_would_change_a_model_in_training_is_refused_where_it_cannot_wait()
 
 def test_a_model_closed_meanwhile_says_so():
     model = network()
-    time_to_close = threading.Timer(0.3, model.resident.close)
+    time_to_close = threading.Timer(0.3, model.close)
     time_to_close.start()
     with pytest.raises(cv.CalcError, match="closed"):
         model.fit(X, Y, 10**6, progress=False)
@@ -391,7 +391,7 @@ def test_a_fleet_takes_models_while_it_trains():
     )[1:]
     fleet.advance({h: 100 - h.epochs_done for h in added})
     for h in (first, added[-1]):
-        alone = cv.Model.on(cv.CalcHeap("1 MiB").create(program, seed=h.resident.seed))
+        alone = cv.CalcHeap("1 MiB").create(program, seed=h.model.seed)
         assert h.losses.tolist() == alone.fit(X, Y, 100, progress=False)["loss"]
 
 

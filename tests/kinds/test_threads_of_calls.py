@@ -62,7 +62,7 @@ class Seen:
         self.store = cv.FileStore(folder / "store", durable=False) if place == "files" else None
         room = 8 if place == "roomy" else 1
         self.heap = cv.CalcHeap(room * -(-program().heap_bytes // 64) * 64, self.store)
-        self.models = [cv.Model.on(self.heap.create(program(), seed=i, name=f"m{i}")) for i in range(3)]
+        self.models = [self.heap.create(program(), seed=i, name=f"m{i}") for i in range(3)]
         for m in self.models:
             m.fit(X, Y, 2, progress=False)
         self.model, self.graph = self.models[0], graph()
@@ -84,7 +84,7 @@ class Seen:
 
     def trained(self):
         """A model that steps of its own change, in a heap of its own."""
-        model = cv.Model.on(cv.CalcHeap("1 MiB").create(program(), seed=5))
+        model = cv.CalcHeap("1 MiB").create(program(), seed=5)
         seen = []
         history = model.fit(
             X,
@@ -97,7 +97,7 @@ class Seen:
         )
         model.set_weights(model.get_weights())
         model.fit([(X[:9], Y[:9])] * 3, epochs=2, progress=False)
-        return history["val_loss"], seen, image_of(model.resident)
+        return history["val_loss"], seen, image_of(model)
 
 
 LOOKS = {
@@ -112,27 +112,27 @@ LOOKS = {
     "run": lambda s: s.model.run({"input": X[:7]})["output"],
     "model[name]": lambda s: s.model["linear_1.weight"],
     "parameters": lambda s: within(s.model, lambda m: {k: v.copy() for k, v in m.parameters.items()}),
-    "elements": lambda s: within(s.model, lambda m: m.resident.elements.nbytes),
-    "heap_address": lambda s: within(s.model, lambda m: m.resident.heap_address % 8),
+    "elements": lambda s: within(s.model, lambda m: m.elements.nbytes),
+    "heap_address": lambda s: within(s.model, lambda m: m.heap_address % 8),
     "grad": lambda s: s.model.grad("linear_1.weight"),
     "hyper": lambda s: dict(s.model.hyper),
     "save": lambda s: bytes_of(s.model),
     "pickle": lambda s: pickle.loads(pickle.dumps(s.model)).predict(X),
     "copy.deepcopy": lambda s: copy.deepcopy(s.model).predict(X),
-    "copy": lambda s: image_of(s.model.resident.copy()),
-    "copy to another heap": lambda s: image_of(s.model.resident.copy(heap=cv.CalcHeap("1 MiB"))),
-    "image": lambda s: s.model.resident.image(),
-    "commit": lambda s: s.model.resident.commit(),
-    "facts": lambda s: (s.model.learning_batch, s.model.epochs_done, s.model.batch_size, dict(s.model.resident.facts)),
+    "copy": lambda s: image_of(s.model.copy()),
+    "copy to another heap": lambda s: image_of(s.model.copy(heap=cv.CalcHeap("1 MiB"))),
+    "image": lambda s: s.model.image(),
+    "commit": lambda s: s.model.commit(),
+    "facts": lambda s: (s.model.learning_batch, s.model.epochs_done, s.model.batch_size, dict(s.model.facts)),
     "repr": lambda s: (repr(s.model), repr(s.model.hyper)),
-    "Model.on": lambda s: cv.Model.on(s.heap["m1"]).predict(X),
+    "Model.on": lambda s: s.heap["m1"].predict(X),
     "one after another": lambda s: [m.predict(X[:5]) for m in s.models],
     # heaps, stores
     "names": lambda s: [name for name in s.heap.names if name.startswith("m") and "-" not in name],
     "in": lambda s: ("m0" in s.heap, "none" in s.heap),
     "heap[name]": lambda s: s.heap["m2"]["linear_1.bias"],
-    "handles": lambda s: s.heap["m2"] is s.heap.open("m2") is s.models[2].resident,
-    "heap.resident": lambda s: repr(s.heap.resident)[:0],
+    "handles": lambda s: s.heap["m2"] is s.heap.open("m2") is s.models[2],
+    "heap.latest": lambda s: repr(s.heap.latest)[:0],
     "heap": lambda s: s.heap.nbytes - s.heap.free_bytes >= 0 and repr(s.heap)[:9],
     "flush": lambda s: s.heap.flush(),
     "load and close": lambda s: image_of(s.heap.create(program(), seed=9)),
@@ -171,7 +171,7 @@ LOOKS = {
 
 
 def within(model, look):
-    with model.resident:
+    with model:
         return look(model)
 
 
@@ -243,7 +243,7 @@ class Counting:
         out = []
         for r in self.models:
             with r:
-                out.append((-float(r[WEIGHT][0, 0]), r.hyper()["t"], cv.Model.on(r).epochs_done))
+                out.append((-float(r[WEIGHT][0, 0]), r.hyper()["t"], r.epochs_done))
         return out
 
 
@@ -299,7 +299,7 @@ def views(r):
 def begun_anew(r):
     """Reset, and then as many steps as there had been falls."""
     with r:
-        before, steps, epochs = int(-r[WEIGHT][0, 0]), r.hyper()["t"], cv.Model.on(r).epochs_done
+        before, steps, epochs = int(-r[WEIGHT][0, 0]), r.hyper()["t"], r.epochs_done
         r.reset(1)
         if before:
             r["input"], r["target"] = BATCH
@@ -308,7 +308,7 @@ def begun_anew(r):
 
 
 def fitted(r):
-    r = cv.Model.on(r)
+    r = r
     assert len(r.fit(*DATA, 2, progress=False)["loss"]) == 2
     return 4, 4, 2
 
@@ -329,8 +329,8 @@ def copied(r):
 
 
 def set_and_read(r):
-    cv.Model.on(r).learning_batch = 4
-    cv.Model.on(r).predict(DATA[0])
+    r.learning_batch = 4
+    r.predict(DATA[0])
     r.facts["seen"] = str(threading.get_ident())
     return 0, 0, 0
 
@@ -346,13 +346,13 @@ def settled(r):
 
 
 def judged(r):
-    w = cv.Model.on(r).evaluate(*DATA)["loss"]
+    w = r.evaluate(*DATA)["loss"]
     assert w == int(w)  # of one state of the model
     return 0, 0, 0
 
 
 def saved(r):
-    other = cv.load(BytesIO(bytes_of(cv.Model.on(r))))
+    other = cv.load(BytesIO(bytes_of(r)))
     assert float(other[WEIGHT][0, 0]).is_integer()
     return 0, 0, 0
 
@@ -457,7 +457,7 @@ def test_what_changes_a_model_by_hand_waits_for_the_end_of_a_training(tmp_path):
 def test_no_training_begins_between_the_asking_for_a_turn_and_its_taking(tmp_path):
     """Who is about to take the lock of ``with model:`` is let in before a training that comes later."""
     r = Counting("roomy", tmp_path, 1).models[0]
-    model, asked = cv.Model.on(r), threading.Event()
+    model, asked = r, threading.Event()
     data = [np.tile(a, (4000, 1)) for a in DATA]
 
     def block():
@@ -508,7 +508,7 @@ def test_all_of_a_heap_while_models_come_and_go(files, tmp_path, whole):
 
     def looks():
         for _ in range(300 if whole else 60):
-            last = heap.resident
+            last = heap.latest
             assert last is None or isinstance(last.name, str)
             assert 0 <= heap.free_bytes <= heap.nbytes
             repr(heap)
@@ -580,8 +580,8 @@ def test_all_of_a_fleet_at_once(place, tmp_path, whole):
         fleet.add(program, data=DATA, validation=DATA)
 
     def check(h):
-        with h.model.resident as _:
-            w = h.resident[WEIGHT][0, 0]
+        with h.model as _:
+            w = h.model[WEIGHT][0, 0]
         assert w == int(w) <= 0
 
     def own(rng):
@@ -606,7 +606,7 @@ def test_all_of_a_fleet_at_once(place, tmp_path, whole):
         lambda rng: [check(h) for h in [*fleet.handles.values()][:6]],
         lambda rng: (str(fleet.results), repr(fleet.results), fleet.results.column("epochs"), repr(fleet), fleet.free_bytes),
         lambda rng: fleet.heap.flush(),
-        lambda rng: [*fleet.handles.values()][rng.integers(6)].resident.commit(),
+        lambda rng: [*fleet.handles.values()][rng.integers(6)].commit(),
         lambda rng: fleet.handles["model-0"].stop("enough"),
         lambda rng: [(h.losses, h.metrics, repr(h), h.model.predict(DATA[0])) for h in [*fleet.handles.values()][:6]],
     ]  # fmt: skip
@@ -619,8 +619,8 @@ def test_all_of_a_fleet_at_once(place, tmp_path, whole):
     fine(at_once(*(partial(drawn, i) for i in range(N_THREADS)), limit=600))
     states = {}
     for h in [*fleet.handles.values()]:
-        assert -h.resident[WEIGHT][0, 0] == 4 * h.epochs_done == 4 * len(h.losses), h
-        assert cv.Model.on(h.resident).epochs_done == h.epochs_done
+        assert -h.model[WEIGHT][0, 0] == 4 * h.epochs_done == 4 * len(h.losses), h
+        assert h.model.epochs_done == h.epochs_done
         assert h.open or h.error == "enough"
         states[h.name] = h.epochs_done
         h.close()
@@ -656,9 +656,9 @@ def test_names_of_a_fleet_are_each_models_own(whole):
                 assert "the fleet has a model 'kept'" in str(error)
 
         out = [h for h in fine(at_once(*[known] * N_THREADS)) if h is not None]
-        assert out == [fleet.handles["kept"]] and out[0].resident is kept
+        assert out == [fleet.handles["kept"]] and out[0] is kept
         fleet.fit(2, progress=False)
-        assert all(h.resident[WEIGHT] == -8 for h in fleet.handles.values())
+        assert all(h.model[WEIGHT] == -8 for h in fleet.handles.values())
 
 
 # ---------------------------------------------------------------- estimators
@@ -778,7 +778,7 @@ def test_pools_begun_and_used_while_threads_train_and_predict(start, whole):
 
 def test_epochs_that_a_reset_took_back_are_not_counted_by_a_training_that_waited_for_it(tmp_path):
     r = Counting("roomy", tmp_path, 1).models[0]
-    model, inside = cv.Model.on(r), threading.Event()
+    model, inside = r, threading.Event()
     model.fit(*DATA, 3, progress=False)
 
     def begins_anew():

@@ -154,7 +154,7 @@ def script(case: Wild) -> Counter[str]:
             warnings.simplefilter("ignore")
             exec(compile(tree, "script.py", "exec"), scope)
             say = SimpleNamespace(**scope)
-            inputs = model.resident.loaded.feeds("predict", ("forward",))
+            inputs = model.loaded.feeds("predict", ("forward",))
             for k, batch in enumerate((case.batch, (case.batch + 1) // 2, 1)):
                 data = case.data(batch, k)
                 with np.errstate(all="ignore"):
@@ -162,7 +162,7 @@ def script(case: Wild) -> Counter[str]:
                 want = model.run({n: data[n] for n in inputs})
                 for name, y in zip(model.roles.outputs, got if len(model.roles.outputs) > 1 else [got], strict=True):
                     done["numbers"] += close(y, want[name], f"predict {name!r}, batch {batch}")
-                arrays = [data[n] for n in model.resident.loaded.feeds("learn")]
+                arrays = [data[n] for n in model.loaded.feeds("learn")]
                 try:
                     want = model.step(*arrays)
                 except cv.Trap:
@@ -298,7 +298,7 @@ def calls(case: Wild) -> Counter[str]:
         done["steps"] += len(ways)
     out = model.run({name: data[name] for name in inputs})
     X, y = ({name: data[name] for name in names} if names else None for names in (inputs, model.roles.targets))
-    forms = model.resident.loaded.forms
+    forms = model.loaded.forms
     by_samples = all(not any(n.a for n in forms[v]) or forms[v][0] == BATCH for v in (*inputs, *model.roles.targets))
     fleet = cv.Fleet(2 * program.heap_bytes)
     drawn = random_elsewhere(case)
@@ -342,14 +342,14 @@ def of_many(case: Wild, program: Any, like: tuple[Any, Any]) -> Counter[str]:
     model, streamed = (
         cv.Model(case.graph, workers=1, batch_size=case.batch, dtype="float64", seed=0) for _ in range(2)
     )
-    feeds = model.resident.loaded.feeds("learn")
+    feeds = model.loaded.feeds("learn")
     fleet = cv.Fleet(2 * program.heap_bytes)
     try:
         losses = model.fit(X, y, epochs=2, progress=False, shuffle=False)["loss"]
         handle = fleet.add(program, data={name: data[name] for name in feeds}, shuffle=False, seed=0)
         fleet.fit(2, progress=False)
         parts = [slice(i, i + case.batch) for i in range(0, 2 * case.batch + 1, case.batch)]
-        cut = {name for name in feeds if model.resident.loaded.forms[name][:1] == (BATCH,)}
+        cut = {name for name in feeds if model.loaded.forms[name][:1] == (BATCH,)}
         batches = dict(
             enumerate({name: data[name][part] if name in cut else data[name] for name in feeds} for part in parts)
         ).values()

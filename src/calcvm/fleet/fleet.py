@@ -16,15 +16,15 @@ from calcvm.errors import CalcError, PlanError, Uncopied, within
 from calcvm.fleet.handle import Converted, Handle
 from calcvm.fleet.results import Results
 from calcvm.fleet.tasks import Tasks
-from calcvm.model import Model
+from calcvm.model import CalcHeap, Model
 from calcvm.model.adapting import adapt_new
 from calcvm.model.data import arrays_of
+from calcvm.model.model import check_program
 from calcvm.model.roles import figures
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.memory.heap import CalcHeap, check_program, parse_bytes
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.memory.turns import Turns, anyone_waits
@@ -187,52 +187,52 @@ class Fleet(Uncopied):
         if isinstance(program, str):
             if program in self.handles:
                 self._refuse_second(program)
-            resident = self.heap.open(program)
+            model = self.heap.open(program)
         else:
             check_program(program)
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
             try:
-                resident = self.heap.create(program, seed=seed, workers=1, name=name)
+                model = self.heap.create(program, seed=seed, workers=1, name=name)
             except Exception:  # another thread owns what the heap has by this name
                 del self._adding[get_ident()]
                 raise
-        with resident.record.change:  # if several threads add one model of the store, the first wins
-            if resident.name in self.handles:
-                self._refuse_second(resident.name)
+        with model.record.change:  # if several threads add one model of the store, the first wins
+            if model.name in self.handles:
+                self._refuse_second(model.name)
             try:
-                self._quota(resident.program, memory, resident.name)
+                self._quota(model.program, memory, model.name)
                 if learning_batch is not None:
-                    resident.facts["learning_batch"] = learning_batch
+                    model.facts["learning_batch"] = learning_batch
                 sources: list[Converted] = []
-                train, judge = self._runs(resident, data, samples, validation, check_finite, sources)
+                train, judge = self._runs(model, data, samples, validation, check_finite, sources)
                 if watched and judge is None:
                     raise CalcError(f"{watched} needs validation data: give validation=")
-                if watched and "loss" not in figures(resident.loaded).values():
+                if watched and "loss" not in figures(model.loaded).values():
                     raise CalcError(
                         f"{watched} needs the loss of path 'predict', which has none: name a result of it 'predict.loss'"
                     )
-                if keep_best and resident.loaded.paged != (0, 0):
+                if keep_best and model.loaded.paged != (0, 0):
                     raise CalcError(
                         "keep_best: the program keeps parameters in a file of pages: compile it without page_bytes"
                     )
                 for name, value in (hyper or {}).items():
-                    resident.hyper(train.trains)[name] = value
+                    model.hyper(train.trains)[name] = value
                 job = train.job
-                job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, resident.facts["epochs"], resident.seed
+                job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, model.facts["epochs"], model.seed
                 job[[J.SHUFFLE, J.PATIENCE]] = shuffle, -1 if patience is None else patience
                 job[J.BEST] = np.array(np.inf).view(np.int64)
                 if judge is not None:
                     judge.job[J.ROUNDS] = judge.rounds
                 with self.turn.mine:
-                    handle = Handle(self._tasks, self._forget, resident, train, judge, epochs, sources, keep_best)
-                    self.handles[resident.name] = handle
+                    handle = Handle(self._tasks, self._forget, model, train, judge, epochs, sources, keep_best)
+                    self.handles[model.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
             except BaseException:
-                if resident.name not in self.handles:
-                    self._give_up(resident, fresh=not isinstance(program, str))
+                if model.name not in self.handles:
+                    self._give_up(model, fresh=not isinstance(program, str))
                 raise
 
     def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
@@ -251,22 +251,22 @@ class Fleet(Uncopied):
             raise CalcError(f"the fleet has no model {checks.shown(name)}; it has {some([*self.handles])}") from None
 
     def _runs(
-        self, resident: Resident, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
+        self, model: Model, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
     ) -> tuple[Epoch, Epoch | None]:
         """The epochs that train and evaluate a model; converted arrays are added to ``sources``, which keeps them alive."""
-        loaded = resident.loaded
+        loaded = model.loaded
         path = loaded.path(None)
         loss = loaded.training(path)["loss"]
         if loss is None:
             raise CalcError(f"path {path!r} has no loss to report")
         names = loaded.feeds(path)
-        arrays = self._named(resident, names, _arrays("data", data, names), sources)
+        arrays = self._named(model, names, _arrays("data", data, names), sources)
         train = Epoch(
-            resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
+            model, arrays, path, samples=samples, train=True, learning=model.facts.get("learning_batch"),
             results=[loss], of_totals=True, check_finite=check_finite,
         )  # fmt: skip
-        with within(f"model {resident.name!r}"):
-            adapt_new(resident, arrays, samples)
+        with within(f"model {model.name!r}"):
+            adapt_new(model, arrays, samples)
         if validation is None:
             return train, None
         if "predict" not in loaded.paths:
@@ -278,9 +278,9 @@ class Fleet(Uncopied):
             own = isinstance(validation, (tuple, Mapping))
             if own:
                 names = loaded.feeds("predict")
-                arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
+                arrays = self._named(model, names, _arrays("validation", validation, names), sources)
             judge = Epoch(
-                resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
+                model, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
                 results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # patience reads the first
             )  # fmt: skip
         for name, array in judge.held.items():
@@ -294,11 +294,11 @@ class Fleet(Uncopied):
     def _refuse_second(name: str) -> NoReturn:
         raise CalcError(f"the fleet has a model {name!r}: fleet.handles[{name!r}]")
 
-    def _give_up(self, resident: Resident, fresh: bool) -> None:
+    def _give_up(self, model: Model, fresh: bool) -> None:
         """Close a model that was not added.  A fresh one is also removed from the store."""
-        resident.close()
+        model.close()
         if fresh:
-            self.heap.store.remove(resident.name)
+            self.heap.store.remove(model.name)
 
     def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
         allowed = None if memory is None else parse_bytes(memory)
@@ -310,9 +310,7 @@ class Fleet(Uncopied):
                 allowed,
             )
 
-    def _named(
-        self, resident: Resident, names: Sequence[str], data: Any, sources: list[Converted]
-    ) -> dict[str, np.ndarray]:
+    def _named(self, model: Model, names: Sequence[str], data: Any, sources: list[Converted]) -> dict[str, np.ndarray]:
         """Arrays by placeholder, readable by compiled code.
 
         Models that read equal data share one conversion; ``sources`` keeps it alive.
@@ -325,7 +323,7 @@ class Fleet(Uncopied):
             raise CalcError(f"data for {', '.join(map(repr, data))}; wanted are {', '.join(names)}")
         out = {}
         for name, given in data.items():
-            own = resident.loaded.own_types.get(name, "")
+            own = model.loaded.own_types.get(name, "")
             array = readable(name, given, dtype=own)
             if array is given:
                 out[name] = array
@@ -429,7 +427,7 @@ class Fleet(Uncopied):
         heap, keeper = self.heap, self._training
         with self.turn.mine:
             for handle in self.handles.values():  # held by an interrupted training
-                heap.let_go(handle.resident.record, keeper)
+                heap.let_go(handle.model.record, keeper)
         try:
             while waiting or active:
                 before = len(active)
@@ -439,12 +437,12 @@ class Fleet(Uncopied):
                         if handle.ends:  # another thread has closed or stopped it
                             waiting.popleft()
                             continue
-                        slot = heap.keep(handle.resident.record, keeper)
+                        slot = heap.keep(handle.model.record, keeper)
                         if slot is not None:
                             active[handle._place] = handle, slot
                             waiting.popleft()
                             handle._enter(slot, goals[handle])
-                        elif handle.ends or handle.resident.record.turn.taken:
+                        elif handle.ends or handle.model.record.turn.taken:
                             waiting.rotate(-1)
                         else:  # no room
                             break
@@ -458,7 +456,7 @@ class Fleet(Uncopied):
                             self._end_stopped(active)
                         ended = self._tasks.rows[places, J.STATUS] != J.READY
                         if anyone_waits():  # for one of the models: a thread holds its turn and waits for its release
-                            ended |= [h.resident.record.turn.taken for h, _ in active.values()]
+                            ended |= [h.model.record.turn.taken for h, _ in active.values()]
                         for handle in self._rest(active, places[ended], goals if whole else {}):
                             if handle.status == "waiting" or handle.stops_later:
                                 waiting.append(handle)  # behind the waiting thread
@@ -466,7 +464,7 @@ class Fleet(Uncopied):
                                 waiting.appendleft(handle)  # while it is in the heap
                         waits = None
                     else:
-                        waits = waiting[0].resident.record if waiting else None
+                        waits = waiting[0].model.record if waiting else None
                 if waits is not None:
                     with waits.turn.mine:
                         if waits.loaded is not None:
@@ -508,12 +506,12 @@ class Fleet(Uncopied):
                 if handle.status != "waiting":
                     if handle.ends or handle.epochs_done >= goals.get(handle, np.inf):
                         handle._give_best(slot)
-                    self.heap.write_kept(handle.resident.record)
+                    self.heap.write_kept(handle.model.record)
             finally:
-                self.heap.let_go(handle.resident.record, self._training)
+                self.heap.let_go(handle.model.record, self._training)
                 del active[place]
             if handle.status == "trapped":
-                handle.resident.drop_added(handle.resident.loaded.path(None))
+                handle.model.drop_added(handle.model.loaded.path(None))
             rested.append(handle)
         return rested
 

@@ -12,7 +12,6 @@ from calcvm.errors import CalcError, Trap, Uncopied
 from calcvm.fleet.tasks import Tasks
 from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.run import job as J
 from calcvm.vm.run.pieces import Shared
@@ -45,7 +44,7 @@ class Handle(Uncopied):
     status : "waiting", "done" (all epochs trained), "stopped early" (by patience), "not finite" (its loss), "trapped" (by
         a kernel), "stopped" (by `stop`) or "closed"; ``error`` gives the reason or place.
     nbytes : bytes of the heap that it occupies while it trains.
-    resident : the model in the heap.
+    model : the `Model`: predict, evaluate, save.
     """
 
     _instead = "copy its model, handle.model; the copy has its own heap"
@@ -54,7 +53,7 @@ class Handle(Uncopied):
         self,
         tasks: Tasks,
         forget: Callable[[Handle], None],
-        resident: Resident,
+        model: Model,
         train: Epoch,
         judge: Epoch | None,
         epochs: int | None,
@@ -63,12 +62,12 @@ class Handle(Uncopied):
     ):
         self._sources = sources
         self._tasks, self._forget = tasks, forget
-        self.resident, self._train, self._judge, self.epochs = resident, train, judge, epochs
-        self.name, self.nbytes = resident.name, resident.program.heap_bytes
+        self.model, self._train, self._judge, self.epochs = model, train, judge, epochs
+        self.name, self.nbytes = model.name, model.program.heap_bytes
         self.status, self.error = "waiting", ""
         self._best: np.ndarray | None = None  # the state after the best epoch
         if keep_best:
-            loaded = resident.loaded
+            loaded = model.loaded
             self._best = np.zeros(-(-loaded.image_bytes(open=False) // 4) * 4, np.uint8)
             train.job[[J.KEEP, J.IMAGE, J.IMAGE_BYTES]] = (
                 loaded.device.output(self._best), loaded.image[0], self._best.nbytes,
@@ -76,12 +75,11 @@ class Handle(Uncopied):
         self._place = tasks.take(train.job)
         self._judge_place = -1 if judge is None else tasks.take(judge.job, judges=self._place)
         self._address = 0  # of the slot that the task points at
-        self._before = int(resident.facts["epochs"])  # epochs of earlier runs
+        self._before = int(model.facts["epochs"])  # epochs of earlier runs
         # one row per epoch: means of results, then arguments of functions of means
         self._means = [np.zeros((0, int(run.job[J.N_RESULTS]))) for run in (train, judge) if run]
         self._shared: dict[int, Shared] = {}  # owners of these arrays
         self._longer: Shared | None = None  # the replacement for one of them
-        self._model: Model | None = None
 
     def __repr__(self) -> str:
         return f"<{self.name!r}: {self.status}, {self.epochs_done} epochs, loss {self.loss:.4g}>"
@@ -139,13 +137,6 @@ class Handle(Uncopied):
             return None
         return int(np.nanargmin(losses))
 
-    @property
-    def model(self) -> Model:
-        """The `Model`: predict, evaluate, save."""
-        if self._model is None:
-            self._model = Model.on(self.resident)
-        return self._model
-
     def stop(self, reason: str = "") -> None:
         """Stop training the model; it can still be used.  A training in progress finishes its current epoch."""
         with self._tasks.turn.mine:  # between two slices
@@ -154,7 +145,7 @@ class Handle(Uncopied):
 
     def close(self) -> None:
         """Free its room in the heap at once.  A `FileStore` keeps its file."""
-        self.resident.close()
+        self.model.close()
         self.status = "closed"
         self._forget(self)
         self._sources.clear()
@@ -176,7 +167,7 @@ class Handle(Uncopied):
     @property
     def open(self) -> bool:
         """Whether it can be trained further."""
-        return self.status in ("waiting", "done") and self.resident.record.loaded is not None
+        return self.status in ("waiting", "done") and self.model.record.loaded is not None
 
     @property
     def ends(self) -> bool:
@@ -186,7 +177,7 @@ class Handle(Uncopied):
     @property
     def stops_later(self) -> bool:
         """Whether it was stopped in the middle of an epoch."""
-        there = self.resident.record.loaded is not None
+        there = self.model.record.loaded is not None
         return self.status == "stopped" and there and bool(self._job[J.FIRST])
 
     def limit(self, goal: int) -> int:
@@ -218,7 +209,7 @@ class Handle(Uncopied):
 
     def _leave(self, slot: Slot, status: int, epoch: int, first: int) -> None:
         """Record the progress of the task, before its slot may go to another model."""
-        record = self.resident.record
+        record = self.model.record
         record.facts["epochs"], record.trains = epoch, 0
         if first == 0:
             record.open.discard(self._train.trains)
@@ -235,10 +226,10 @@ class Handle(Uncopied):
 
     def _give_best(self, slot: Slot) -> None:
         """Restore the state after the best epoch, if it is kept and was not the last."""
-        there = self.resident.record.loaded is not None
+        there = self.model.record.loaded is not None
         if self._best is not None and there and self.kept not in (None, len(self.losses) - 1):
             slot.loaded.device.collect(self._best)
-            self.resident.record.forget()
+            self.model.record.forget()
             slot.set_image(self._best[: slot.loaded.image_bytes(open=False)])
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 from calcvm.model.callbacks import Callback, EarlyStopping, ReduceOnPlateau
 from calcvm.model.files import persistent
 from calcvm.model.history import History
-from calcvm.model.model import Model, load
+from calcvm.model.model import CalcHeap, Model, load
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
 
 __all__ = [
-    "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "build_graph", "load",
+    "CalcHeap", "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "build_graph", "load",
     "persistent",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.model.data import by_name, comes_in_batches
 
 if TYPE_CHECKING:
-    from calcvm.model.model import Model
-    from calcvm.vm.memory.resident import Resident
+    from calcvm.model.roles import Roles
+    from calcvm.vm.memory.base_model import BaseModel
 
 BLOCK = 1 << 17  # elements that are processed together
 
@@ -64,30 +64,30 @@ class Moments:
         return np.maximum(self.squares, 0) / self.n
 
 
-def adapt(model: Model, X: Any) -> None:
+def adapt(model: BaseModel, roles: Roles, X: Any) -> None:
     """`Model.adapt`."""
     if not model.program.info.get("adapts"):
         raise CalcError(
             "adapt: the model has no layer that learns from data beforehand: begin the network with nn.Standardize()"
         )
-    _learn(model.resident, _batches(model, X))
+    _learn(model, _batches(model, roles, X))
 
 
-def missing(resident: Resident) -> list[str]:
+def missing(model: BaseModel) -> list[str]:
     """Layers that have not seen data yet."""
-    return [scope for scope in resident.program.info.get("adapts", ()) if not resident[f"{scope}.samples"].any()]
+    return [scope for scope in model.program.info.get("adapts", ()) if not model[f"{scope}.samples"].any()]
 
 
-def adapt_new(resident: Resident, data: Mapping[str, np.ndarray], samples: Any) -> None:
+def adapt_new(model: BaseModel, data: Mapping[str, np.ndarray], samples: Any) -> None:
     """Adapt layers that have not seen data to the training data: ``samples`` of arrays by placeholder."""
-    if missing(resident):
-        read = {str(facts["of"]) for facts in resident.program.info["adapts"].values()}
-        _learn(resident, [{n: a if samples is None else a[samples] for n, a in data.items() if n in read}])
+    if missing(model):
+        read = {str(facts["of"]) for facts in model.program.info["adapts"].values()}
+        _learn(model, [{n: a if samples is None else a[samples] for n, a in data.items() if n in read}])
 
 
-def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
+def _learn(model: BaseModel, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
     """Set the statistics of all layers that learn from data, from arrays by placeholder."""
-    layers = resident.program.info["adapts"]
+    layers = model.program.info["adapts"]
     for scope, facts in layers.items():
         if facts["of"] is None:
             raise CalcError(
@@ -100,7 +100,7 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
             for block in _blocks(data[facts["of"]]):
                 with np.errstate(over="ignore", invalid="ignore", under="ignore"):
                     found[scope].add(_columns(facts, block))
-    dtype = resident.program.dtype
+    dtype = model.program.dtype
     values: dict[str, np.ndarray] = {}
     for scope, moments in found.items():
         if not moments.n:
@@ -127,26 +127,26 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
             f"{scope}.std": np.where(std == 0, 1, std),
             f"{scope}.samples": np.array([moments.n]),
         }
-    resident.set_buffers(values)
+    model.set_buffers(values)
 
 
-def _batches(model: Model, X: Any) -> Iterator[dict[str, np.ndarray]]:
+def _batches(model: BaseModel, roles: Roles, X: Any) -> Iterator[dict[str, np.ndarray]]:
     """Data for the model's inputs, at once or in batches, with or without the rest of a batch."""
-    inputs = model.roles.inputs
-    if not comes_in_batches(X, None, model.roles):
-        yield _checked(model, by_name("X", inputs, X, model.roles))
+    inputs = roles.inputs
+    if not comes_in_batches(X, None, roles):
+        yield _checked(model, roles, by_name("X", inputs, X, roles))
         return
     for batch in X if isinstance(X, Iterable) else ():
         if isinstance(batch, Mapping):
             batch = {name: batch[name] for name in inputs if name in batch}
         elif isinstance(batch, (tuple, list)):
             batch = batch[0] if len(inputs) == 1 else tuple(batch[: len(inputs)])
-        yield _checked(model, by_name("a batch", inputs, batch, model.roles))
+        yield _checked(model, roles, by_name("a batch", inputs, batch, roles))
 
 
-def _checked(model: Model, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    sizes = {name: model.resident.check(name, array, samples=True) for name, array in data.items()}
-    if len({n for name, n in sizes.items() if name not in model.roles.whole}) > 1:
+def _checked(model: BaseModel, roles: Roles, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
+    if len({n for name, n in sizes.items() if name not in roles.whole}) > 1:
         raise ShapeError(f"adapt: the arrays differ in their number of samples ({sizes})")
     return data
 

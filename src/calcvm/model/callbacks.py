@@ -16,14 +16,13 @@ from calcvm.model.figures import largest_of
 
 if TYPE_CHECKING:
     from calcvm.model.history import History
-    from calcvm.model.model import Model
 
 
 OTHERS = re.compile("on_[a-z_]*_(begin|start|end)")  # method names of other libraries' callbacks
 
 
 class Callback:
-    """Base of callbacks.  A method ends training by returning True or a text (the reason).
+    """Base of callbacks; ``model`` is the `Model` that is trained.  A method ends training by returning True or a text (the reason).
 
     Between calls training runs in compiled code; it returns for `on_step` after every ``every`` steps
     (None: never).
@@ -31,16 +30,16 @@ class Callback:
 
     every: int | None = None
 
-    def on_train_begin(self, model: Model) -> None:
+    def on_train_begin(self, model: Any) -> None:
         """Training begins."""
 
-    def on_step(self, model: Model, step: int, loss: float) -> Any:
+    def on_step(self, model: Any, step: int, loss: float) -> Any:
         """``step`` steps of an epoch are done, a multiple of ``every``; ``loss`` is the epoch's mean so far."""
 
-    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+    def on_epoch_end(self, model: Any, epoch: int, figures: Mapping[str, float]) -> Any:
         """Epoch ``epoch`` (from 0) is done; ``figures`` are those of the `History`."""
 
-    def on_train_end(self, model: Model, history: History) -> None:
+    def on_train_end(self, model: Any, history: History) -> None:
         """Training has ended normally, by a callback or by Ctrl-C.  It is not called after an exception."""
 
 
@@ -110,7 +109,7 @@ class _Watch(Callback):
             self.largest = largest_of(what, self.figure, self.largest)
         self.min_delta = checks.number(f"{what}: min_delta", min_delta, 0)
 
-    def on_train_begin(self, model: Model) -> None:
+    def on_train_begin(self, model: Any) -> None:
         self.best, self.since = np.inf, 0  # the smallest so far, or minus the largest; epochs since
 
     def better(self, figures: Mapping[str, float]) -> bool:
@@ -145,23 +144,23 @@ class EarlyStopping(_Watch):
         self.patience = None if patience is None else checks.integer("patience", patience, 0)
         self.keep_best = checks.flag("keep_best", keep_best)
 
-    def on_train_begin(self, model: Model) -> None:
+    def on_train_begin(self, model: Any) -> None:
         super().on_train_begin(model)
         self._image: np.ndarray | None = None
         self._epoch = 0
 
-    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+    def on_epoch_end(self, model: Any, epoch: int, figures: Mapping[str, float]) -> Any:
         if self.better(figures) and self.keep_best:
-            self._image, self._epoch = model.resident.image(), epoch
+            self._image, self._epoch = model.image(), epoch
         if self.patience is not None and self.since >= max(self.patience, 1):
             name = self.watched(figures)
             what = "the validation loss has not fallen" if name == "val_loss" else f"{name} has not become better"
             return f"{what} for {self.since} epoch{'s' if self.since > 1 else ''}"
 
-    def on_train_end(self, model: Model, history: History) -> None:
+    def on_train_end(self, model: Any, history: History) -> None:
         if self._image is not None:
             if self._epoch < len(history) - 1:
-                model.resident.restore(self._image)
+                model.restore(self._image)
                 history.kept = self._epoch
             self._image = None
 
@@ -182,11 +181,11 @@ class ReduceOnPlateau(_Watch):
         self.min_rate = checks.number("ReduceOnPlateau: min_rate", min_rate, 0)
         self.cooldown = checks.integer("ReduceOnPlateau: cooldown", cooldown, 0)
 
-    def on_train_begin(self, model: Model) -> None:
+    def on_train_begin(self, model: Any) -> None:
         super().on_train_begin(model)
         self._rest = 0
 
-    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+    def on_epoch_end(self, model: Any, epoch: int, figures: Mapping[str, float]) -> Any:
         if self._rest:
             self._rest, self.since = self._rest - 1, 0
         self.better(figures)

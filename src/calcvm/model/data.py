@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.totals import Totals
 from calcvm.vm.run.feeds import numbers, numeric, outside
-
-if TYPE_CHECKING:
-    from calcvm.model.model import Model
 
 Arrays = dict[str, np.ndarray]
 
@@ -67,7 +64,7 @@ def count_of(data: Arrays, roles: Roles) -> int:
 
 
 def training_data(
-    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
+    model: BaseModel, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
 ) -> tuple[Arrays, Arrays | None]:
     """Data to train on, with sample weights, and data to judge by: the given ones, or a share at the end of X."""
     inputs, targets = by_name("X", roles.inputs, X, roles), by_name("y", roles.labels, y, roles)
@@ -189,18 +186,16 @@ class Stream:
         over the steps.
     """
 
-    def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
+    def __init__(self, model: Any, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
         self._model, self._names, self._batches, self._results = model, names, batches, results
-        others = {
-            n: of for n, of in model.resident.loaded.variables.items() if n in results and of.get("over") == "other"
-        }
+        others = {n: of for n, of in model.loaded.variables.items() if n in results and of.get("over") == "other"}
         if none := [name for name in results[1:] if name in others and not others[name]["totals"]]:
             raise CalcError(
                 f"train_metrics: {none[0]!r} is no function of means or sums over samples, so it cannot be computed from a stream of "
                 "batches: leave it out"
             )
-        self._totals = Totals(model.resident, "learn", [name for name in others if others[name]["totals"]])
+        self._totals = Totals(model, "learn", [name for name in others if others[name]["totals"]])
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sums, self._samples = np.zeros(len(results)), 0
@@ -228,7 +223,7 @@ class Stream:
                 yield done
                 told, since = done, time.perf_counter()
         if done and self._totals.kinds:
-            with self._model.resident.record.turn.mine:
+            with self._model.record.turn.mine:
                 parts = {"mean": self._samples, "sum": 1}
                 found = {name: self._of_totals[name] / parts[kind] for name, kind in self._totals.kinds.items()}
                 self._found = self._totals.results(found)
@@ -238,7 +233,7 @@ class Stream:
 
     def _count(self, arrays: Sequence[Any]) -> int:
         """Number of samples in a batch, along any axis."""
-        forms = self._model.resident.loaded.forms
+        forms = self._model.loaded.forms
         axes = ((array, i) for name, array in zip(self._names, arrays) for i, n in enumerate(forms[name]) if n.a)
         return next((np.shape(array)[i] for array, i in axes), 1)
 

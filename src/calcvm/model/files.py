@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
-from calcvm.vm.memory.heap import CalcHeap, parse_bytes
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.base_model import BaseModel
+from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program import schema
 from calcvm.vm.program.encoding import MODEL_VERSION
 from calcvm.vm.program.facts import FIELDS, MAX_EPOCHS, MAX_LEARNING, MAX_SEED, Facts, check_learning_batch
@@ -19,9 +19,6 @@ from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.program.schema import boolean, integer, mapping
 from calcvm.vm.program.serialize import read_archive, write_archive
 from calcvm.vm.run.loaded import loaded_of
-
-if TYPE_CHECKING:
-    from calcvm.model.model import Model
 
 NOTES = "notes"
 
@@ -96,24 +93,18 @@ def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarra
         yield f"state/{i}", cells[loaded.in_image(s)].view(s.dtype)
 
 
-def heap_of(program: Program, page_folder: str | PathLike[str] | None = None) -> CalcHeap:
-    """A heap for one model of a program."""
-    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"), page_folder=page_folder)
-
-
-def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
+def write(model: BaseModel, path: str | PathLike[str] | BinaryIO) -> None:
     """`Model.save`."""
     documents, arrays = model.program.to_parts()
-    resident = model.resident
-    with resident.record.turn.mine:
-        image = resident.image()  # first: a fleet that trains the model updates its epochs when it releases it
+    with model.record.turn.mine:
+        image = model.image()  # first: a fleet that trains the model updates its epochs when it releases it
         documents["model"] = {
-            "seed": resident.seed,
+            "seed": model.seed,
             "epochs": model.epochs_done,
             "learning_batch": model.learning_batch,
-            "open": resident.adding,
+            "open": model.adding,
         }
-        own = {name: value for name, value in resident.facts.items() if name not in (*FIELDS, "learning_batch")}
+        own = {name: value for name, value in model.facts.items() if name not in (*FIELDS, "learning_batch")}
         if own:
             documents["model"]["facts"] = {name: plain(f"save: {name!r}", value) for name, value in own.items()}
     for key, cells in _state(model.program, image):
@@ -127,8 +118,8 @@ _MODEL = mapping(
 )
 
 
-def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resident:
-    """The model of a file, in a new heap (see `calcvm.model.load`)."""
+def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> tuple[Program, dict[str, Any], np.ndarray]:
+    """The program, facts and image of a model's file (see `calcvm.model.load`)."""
     archive = read_archive(path, kinds={"model": MODEL_VERSION})
     program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
     where = f"{archive.name}: document 'model'"
@@ -149,8 +140,7 @@ def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resi
             program.heap_bytes,
             allowed,
         )
-    heap = heap_of(program)
     image = np.zeros(loaded_of(program).image_bytes(open=True), np.uint8)
     for key, cells in _state(program, image):
         cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)
-    return heap.adopt(program, facts, image)
+    return program, facts, image

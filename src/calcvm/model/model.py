@@ -9,11 +9,12 @@ from io import BytesIO
 from os import PathLike
 from sys import intern
 from typing import Any, BinaryIO, NoReturn, TypeVar, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from calcvm import checks, compiler, hints, nn
-from calcvm.errors import CalcError, ProgramError, ShapeError, warn, within
+from calcvm.errors import CalcError, ShapeError, warn, within
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
@@ -30,11 +31,12 @@ from calcvm.planner import Plan
 from calcvm.planner.costs.reckoned import Table
 from calcvm.planner.paging import BANDWIDTH
 from calcvm.tables import Lines, preformatted
-from calcvm.vm.memory import methods
+from calcvm.vm.calls import methods
+from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.memory.heap import CalcHeap
-from calcvm.vm.memory.resident import Hyper, Keeping, Resident
-from calcvm.vm.memory.store import checkpoint_epochs
+from calcvm.vm.memory.heap import Heap, open_paths
+from calcvm.vm.memory.record import Record
+from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as J
@@ -52,7 +54,7 @@ def _training(method: Method) -> Method:
 
     @wraps(method)
     def whole(self: Model, *args: Any, **options: Any) -> Any:
-        record = self.resident.record
+        record = self.record
         with record.change:
             try:
                 record.begin_training()
@@ -64,7 +66,7 @@ def _training(method: Method) -> Method:
 
 
 @hints.names_of_others
-class Model(methods.HasFastMethods, hints.Closed):
+class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     """A network, or a custom graph, compiled for training.
 
     Parameters
@@ -121,7 +123,8 @@ class Model(methods.HasFastMethods, hints.Closed):
     page_bandwidth : see `calcvm.plan`.
     """
 
-    resident: Resident
+    heap: CalcHeap
+    _plan: Plan | None = None
 
     @overload
     def __init__(
@@ -238,7 +241,7 @@ class Model(methods.HasFastMethods, hints.Closed):
         }  # fmt: skip
         graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
         accumulate = learning_batch is not None
-        self._plan: Plan | None = compiler.plan(
+        self._plan = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
             accumulate=accumulate, keep=keep, mode=mode, precision=precision, recompute=recompute,
             solver_seconds=solver_seconds, objective=objective, costs=costs, page_bytes=page_bytes, page_bandwidth=page_bandwidth,
@@ -248,31 +251,14 @@ class Model(methods.HasFastMethods, hints.Closed):
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # checked before it takes room in a heap
             Roles.of(loaded_of(program))
-        self.resident = (heap or files.heap_of(program, page_folder)).create(program, seed=seed, name=name)
+        (heap or _heap_of(program, page_folder)).add(self, program, seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
-        methods.prepare(self)
-
-    @classmethod
-    def on(cls, resident: Resident) -> Model:
-        """A model of a heap (`CalcHeap.create`, `CalcHeap.open`) to fit, evaluate and save.
-
-        Its program must have a path learn, which trains, and a path predict.
-        """
-        checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.create, heap.open)")
-        Roles.of(resident.loaded)
-        model = cls.__new__(cls)
-        model._plan, model.resident = None, resident
-        methods.prepare(model)
-        return model
 
     # ------------------------------------------------------------ properties
-    __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
-    __iter__ = None  # variables are read by name
-
     @cached_property
     def roles(self) -> Roles:
         """Its inputs, targets, outputs and figures, by name."""
-        return Roles.of(self.resident.loaded)
+        return Roles.of(self.loaded)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("learning_rate", "lr"):  # without this the assignment would have no effect
@@ -280,19 +266,34 @@ class Model(methods.HasFastMethods, hints.Closed):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        if self.resident.record.loaded is None:
-            return f"<Model {self.resident.name!r}: closed>"
-        forms = self.resident.loaded.forms
-        sizes = ", ".join(f"{name} {show(forms[name])}" for name in (*self.roles.inputs, *self.roles.outputs))
-        n = sum(self.resident.loaded.symbol(name).elems.b for name in self.program.info["parameters"])
-        return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
+        if self.record.loaded is None:
+            return f"<Model {self.name!r}: closed>"
+        paths, forms = self.loaded.paths, self.loaded.forms
+        whole = {"learn", "predict"} <= paths.keys()
+        names = (*self.roles.inputs, *self.roles.outputs) if whole else ()
+        what = ", ".join(f"{name} {show(forms[name])}" for name in names) or f"paths {', '.join(paths)}"
+        n = sum(self.loaded.symbol(name).elems.b for name in self.program.info["parameters"])
+        return f"<Model {self.name!r}: {what}, {n:,} parameters, {self.epochs_done} epochs done>"
+
+    def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Model:
+        """A new model with the same parameters, buffers, optimizer state, counters and seed, in the same heap or in another.
+
+        In the middle of a learning batch, the copy continues there, with the accumulated gradients.
+        """
+        if heap is not None:
+            checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
+        with self.record.turn.mine:
+            image = self.image()  # first: a fleet that trains the model updates its epochs when it releases it
+            facts = {**self.facts, "open": self.adding}
+        return (heap or self.heap).adopt(self.program, facts, image, self.workers, name)
 
     def summary(self) -> str:
         """A table of its layers, with outputs and costs, its parameters, its training, and its memory."""
-        return Lines(summary(self.resident, self.roles))
+        return Lines(summary(self, self.roles))
 
     def __str__(self) -> str:
-        return repr(self) if self.resident.record.loaded is None else self.summary()
+        whole = self.record.loaded is not None and {"learn", "predict"} <= self.loaded.paths.keys()
+        return self.summary() if whole else repr(self)
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))
@@ -307,87 +308,29 @@ class Model(methods.HasFastMethods, hints.Closed):
         return self._plan
 
     @property
-    def program(self) -> Program:
-        return self.resident.program
-
-    @property
-    def heap(self) -> CalcHeap:
-        return self.resident.heap
-
-    @property
-    def batch_size(self) -> int:
-        return self.program.batch_size
-
-    @property
-    def learning_batch(self) -> int:
-        """Samples per update."""
-        return self.resident.facts.get("learning_batch", self.batch_size)
-
-    @learning_batch.setter
-    def learning_batch(self, n: int) -> None:
-        """At least the batch (CalcError: more, but the program does not accumulate gradients)."""
-        self.resident.facts["learning_batch"] = n
-
-    @property
     def notes(self) -> MutableMapping[str, Any]:
         """The user's notes on the model, by name: any JSON-able values.
 
         They are part of files from `save`, of copies and of heaps' stores; each model of a fleet has its own.
         ``model.notes = {...}`` replaces all.  CalcError: JSON cannot hold a value.
         """
-        return files.Notes(self.resident.facts)
+        return files.Notes(self.facts)
 
     @notes.setter
     def notes(self, given: Mapping[str, Any]) -> None:
-        files.Notes(self.resident.facts).replace(given)
+        files.Notes(self.facts).replace(given)
 
-    @property
-    def steps_done(self) -> int:
-        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
-        return int(self.hyper["t"])
-
-    @property
-    def epochs_done(self) -> int:
-        """Complete epochs of `fit` and fleets; `steps_done` counts every update."""
-        return self.resident.facts["epochs"]
-
-    @property
-    def parameters(self) -> dict[str, np.ndarray]:
-        """Parameters by name, as views into the heap (for several models in one heap, see `Resident.parameters`)."""
-        return self.resident.parameters
-
-    @property
-    def buffers(self) -> dict[str, np.ndarray]:
-        """State of the layers besides the parameters, such as running means, by name, as views into the heap."""
-        return self.resident.buffers
-
-    @property
-    def hyper(self) -> Hyper:
-        """Hyperparameters by name; setting one takes effect with the next step."""
-        return self.resident.hyper("learn")
-
-    def grad(self, name: str) -> np.ndarray:
-        """Gradient of a parameter after the last step (kept for small parameters, or with `learning_batch`)."""
-        return self.resident.grad(name, "learn")
-
-    def __getitem__(self, name: str) -> Any:
-        return self.resident[name]
-
-    # Arguments in the form that compiled methods take: see `calcvm.vm.memory.methods`.
+    # Arguments in the form that compiled methods take: see `calcvm.vm.calls.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
-        own, resident = self.resident.loaded.own_types, self.resident
-        arrays = [
-            readable(name, resident.numbers(name, given), dtype=own.get(name, "")) for name, given in data.items()
-        ]
+        own = self.loaded.own_types
+        arrays = [readable(name, self.numbers(name, given), dtype=own.get(name, "")) for name, given in data.items()]
         return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
 
     def _plain_set(self, name: str, value: Any) -> _Plain:
         return (intern(name), *self._plain({name: value})), {}
 
     def _plain_step(self, x: Any, y: Any = None, *more: Any) -> _Plain:
-        return tuple(
-            self._plain(dict(zip(self.resident.loaded.feeds("learn"), self._in_order(x, y, more), strict=True)))
-        ), {}
+        return tuple(self._plain(dict(zip(self.loaded.feeds("learn"), self._in_order(x, y, more), strict=True)))), {}
 
     def _plain_run_steps(self, n: int) -> _Plain:
         return (checks.integer("run_steps: the number of steps", n),), {}
@@ -406,43 +349,56 @@ class Model(methods.HasFastMethods, hints.Closed):
 
     @methods.native(_plain_set)
     def __setitem__(self, name: str, value: Any) -> None:
-        self.resident[name] = value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.resident
-
-    def __delitem__(self, name: str) -> None:
-        del self.resident[name]
+        super().__setitem__(name, value)
 
     # ------------------------------------------------------------ steps
     @methods.native(_plain_step)
-    def step(self, x: Any, y: Any = None, *more: Any) -> float:
-        """One training step on a batch of at most ``batch_size`` samples; returns its loss.
+    def step(self, x: Any = None, y: Any = None, *more: Any, path: str | None = None) -> float:
+        """One training step on a batch of at most ``batch_size`` samples; returns its loss (None: the path names none).
 
-        With several inputs or targets, or with weights, pass the arrays of the path learn's placeholders in the order of
+        With several inputs or targets, or with weights, pass the arrays of the path's placeholders in the order of
         declaration; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
         are rejected.
+
+        path : default: path learn, or the first path that trains.
         """
         self._check_adapted()
-        loss = self.resident.step(*self._in_order(x, y, more), path="learn")
-        assert loss is not None
+        path = self.loaded.path(path)
+        with self.record.change, self.record.turn.mine:
+            start = time.perf_counter()
+            loss = self.step_on(self._in_order(x, y, more), path)
+            self._arm_step(path, start, 1)
         methods.offer(self)
-        return loss
+        return loss  # type: ignore[return-value]  # most paths have a loss
+
+    def _arm_step(self, path: str, start: float, n: int) -> None:
+        """Let the next steps run compiled; called in the turn of ``n`` steps in Python that began at ``start``."""
+        loss = self.loaded.paths[path].get("loss")
+        if path == "learn" and loss is not None:
+            start = time.perf_counter() - (time.perf_counter() - start) / n
+            batch = self.record.ran[path, "forward"]
+            methods.arm(self, J.STEP, batch, start, self.loaded.feeds(path), {loss: "loss"})
 
     def _in_order(self, x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
         """Data of a step in the order of the path's placeholders."""
         if not (isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more):
             return arrays_of(x, y, more)
         given = {**by_name("x", self.roles.inputs, x, self.roles), **by_name("y", self.roles.labels, y, self.roles)}
-        return tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
+        return tuple(given[name] for name in self.loaded.feeds("learn") if name in given)
 
     @methods.native(_plain_run_steps)
-    def run_steps(self, n: int) -> float:
-        """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
-        loss = self.resident.run_steps(n, "learn")
-        assert loss is not None
+    def run_steps(self, n: int, path: str | None = None) -> float:
+        """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).
+
+        Paths whose results the path reads run forward once, before the first step.
+        """
+        n, path = checks.integer("run_steps: the number of steps", n), self.loaded.path(path)
+        with self.record.change, self.record.turn.mine:
+            start = time.perf_counter()
+            loss = self.run_whole(n, path)
+            self._arm_step(path, start, n)
         methods.offer(self)
-        return loss
+        return loss  # type: ignore[return-value]  # most paths have a loss
 
     def bind(self, x: Any, y: Any = None, *more: Any) -> Callable[[], float]:
         """A function that runs a training step on the current contents of ``x`` and ``y``, and returns its loss.
@@ -454,11 +410,11 @@ class Model(methods.HasFastMethods, hints.Closed):
         ------
         CalcError : an argument is no such array, or does not fit.
         """
-        data, names = arrays_of(x, y, more), self.resident.loaded.feeds("learn")
+        data, names = arrays_of(x, y, more), self.loaded.feeds("learn")
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         for name, array in zip(names, data):
-            own = self.resident.loaded.own_types.get(name)
+            own = self.loaded.own_types.get(name)
             types = IN_PLACE if own is None else (np.dtype(own),)
             if not (isinstance(array, np.ndarray) and array.dtype in types and array.flags.c_contiguous):
                 given = checks.called(array)
@@ -468,7 +424,7 @@ class Model(methods.HasFastMethods, hints.Closed):
                     f"bind: {name!r} is read where it is, and must be a C-contiguous array of "
                     f"{' or '.join(sorted(map(str, types)))}, not {given}: take np.ascontiguousarray(x, dtype), or step(x, y)"
                 )
-        self.resident.check_batch({name: self.resident.numbers(name, array) for name, array in zip(names, data)})
+        self.check_batch({name: self.numbers(name, array) for name, array in zip(names, data)})
         return methods.bound_step(self, data)
 
     @methods.native(_plain_run)
@@ -476,17 +432,16 @@ class Model(methods.HasFastMethods, hints.Closed):
         """Outputs by name for a batch of inputs by name."""
         self._check_adapted()
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
-        resident = self.resident
-        arrays = {name: resident.numbers(name, value) for name, value in inputs.items()}
-        batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
-        with resident.record.turn.mine:
+        arrays = {name: self.numbers(name, value) for name, value in inputs.items()}
+        batches = {name: self.check_placeholder(name, array) for name, array in arrays.items()}
+        with self.record.turn.mine:
             start = time.perf_counter()
-            resident.place(arrays, batches)
-            resident.run_round("predict", ("forward",))
-            found = {name: resident[name] for name in self.roles.outputs}
+            self.place(arrays, batches)
+            self.run_round("predict", ("forward",))
+            found = {name: self[name] for name in self.roles.outputs}
             if arrays.keys() == {*self.roles.inputs}:
                 n = next(iter(batches.values()))
-                methods.arm(resident, J.RUN, n, start, self.roles.inputs, {name: name for name in found})
+                methods.arm(self, J.RUN, n, start, self.roles.inputs, {name: name for name in found})
         methods.offer(self)
         return found
 
@@ -505,7 +460,7 @@ class Model(methods.HasFastMethods, hints.Closed):
         ------
         CalcError : no layer learns from data, a layer reads a computed value, or a number is not finite.
         """
-        adapting.adapt(self, X)
+        adapting.adapt(self, self.roles, X)
         return self
 
     def _check_adapted(self) -> None:
@@ -513,7 +468,7 @@ class Model(methods.HasFastMethods, hints.Closed):
         if "_looked" in vars(self):
             return
         vars(self)["_looked"] = True
-        if missing := adapting.missing(self.resident):
+        if missing := adapting.missing(self):
             warn(f"layer {missing[0]!r} has seen no data, and changes nothing: call model.adapt(X) before training")
 
     @_training
@@ -592,9 +547,9 @@ class Model(methods.HasFastMethods, hints.Closed):
                 raise CalcError(
                     "steps_per_epoch: of arrays an epoch is all their samples; it is for batches one by one"
                 )
-            data, held = training_data(self.resident, self.roles, X, y, sample_weight, class_weight, validation)
+            data, held = training_data(self, self.roles, X, y, sample_weight, class_weight, validation)
             train = Epoch(
-                self.resident, self._of("learn", data), "learn", train=True,
+                self, self._of("learn", data), "learn", train=True,
                 learning=self.learning_batch, results=[*self.roles.trained], of_totals=True, check_finite=check_finite,
             )  # fmt: skip
         if patience is not None:
@@ -610,7 +565,7 @@ class Model(methods.HasFastMethods, hints.Closed):
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         with within("validation"):
             judge = self.judge(held, check_finite) if held is not None else None
-        training = Training(self, train, judge, watchers, checkpoint_epochs(checkpoint))
+        training = Training(self, self.roles, train, judge, watchers, checkpoint_epochs(checkpoint))
         return training.epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
@@ -624,24 +579,24 @@ class Model(methods.HasFastMethods, hints.Closed):
             raise CalcError("validation: no share can be held out of batches that come one by one: give (X, y)")
         steps = None if steps is None else checks.integer("steps_per_epoch", steps)
         held = None if validation is None else held_out(validation, self.roles)
-        return Stream(self, self.resident.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
+        return Stream(self, self.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
 
     def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
         """The data sets that a path needs, by name."""
-        names = self.resident.loaded.feeds(path)
+        names = self.loaded.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
     @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y as in `fit`."""
         self._check_adapted()
-        inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
+        inputs, labels = self.roles.inputs, self.roles.labels
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
         judge, n = self.judge(data, check_finite), count_of(data, self.roles)
-        with resident.record.turn.mine:
+        with self.record.turn.mine:
             start = time.perf_counter()
             found = judge()
-            methods.arm(resident, J.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
+            methods.arm(self, J.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
         methods.offer(self)
         return found
 
@@ -664,9 +619,9 @@ class Model(methods.HasFastMethods, hints.Closed):
         ndarray, shape (n, *output_shape); for several outputs a dict by name
         """
         self._check_adapted()
-        resident, outputs = self.resident, self.roles.outputs
+        outputs = self.roles.outputs
         data = by_name("X", self.roles.inputs, X, self.roles)
-        sizes = {name: resident.check(name, array, samples=True) for name, array in data.items()}
+        sizes = {name: self.check(name, array, samples=True) for name, array in data.items()}
         n = next((size for name, size in sizes.items() if name not in self.roles.whole), 1)
         if out is None:
             given = {}
@@ -677,12 +632,12 @@ class Model(methods.HasFastMethods, hints.Closed):
         arrays = {name: self._place_for(name, n, given.get(name)) for name in outputs}
         over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
         places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
-        run = Epoch(resident, data, "predict", outputs=places)
-        with resident.record.turn.mine:
+        run = Epoch(self, data, "predict", outputs=places)
+        with self.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
             if n <= self.batch_size or not given:
-                methods.arm(resident, J.PREDICT, n, start, [*data], {name: name for name in outputs})
+                methods.arm(self, J.PREDICT, n, start, [*data], {name: name for name in outputs})
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)
@@ -690,7 +645,7 @@ class Model(methods.HasFastMethods, hints.Closed):
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples: the given one, checked, or a new one."""
-        loaded = self.resident.loaded
+        loaded = self.loaded
         shape, dtype = (n, *(size.b for size in loaded.forms[name][1:])), loaded.symbol(name).dtype
         if out is None:
             return np.empty(shape, dtype)
@@ -727,8 +682,8 @@ class Model(methods.HasFastMethods, hints.Closed):
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, followed by the buffers, such as running statistics, by name."""
-        with self.resident.record.turn.mine:  # no other thread trains it meanwhile
-            states = {**self.resident.parameters, **self.resident.buffers}
+        with self.record.turn.mine:  # no other thread trains it meanwhile
+            states = {**self.parameters, **self.buffers}
             return {name: array.copy() for name, array in states.items()}
 
     def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
@@ -738,13 +693,13 @@ class Model(methods.HasFastMethods, hints.Closed):
         ------
         CalcError, ShapeError : the names or shapes do not match.
         """
-        self.resident.set_parameters(weights)
+        self.set_parameters(weights)
 
     def _calcvm_trapped(self) -> None:
         """Raise the trap of a kernel in a compiled method, and forget its results."""
-        record = self.resident.record
+        record = self.record
         with record.turn.mine:
-            slot = self.resident.slot
+            slot = self.slot
             record.ran.clear()
             record.arena = None
             slot.check()
@@ -757,10 +712,10 @@ class Model(methods.HasFastMethods, hints.Closed):
         figures, check_finite = self.roles.figures, checks.flag("check_finite", check_finite)
         if not figures:
             raise CalcError("path 'predict' has no single number that judges: build a loss or a metric in it")
-        run = Epoch(self.resident, self._of("predict", data), "predict", results=[*figures], check_finite=check_finite)
+        run = Epoch(self, self._of("predict", data), "predict", results=[*figures], check_finite=check_finite)
 
         def judge() -> dict[str, float]:
-            with self.resident.record.turn.mine:
+            with self.record.turn.mine:
                 run.whole(SLICE_SECONDS)
                 return {called: run.mean(name) for name, called in figures.items()}
 
@@ -798,9 +753,9 @@ class Model(methods.HasFastMethods, hints.Closed):
 
         roles = self.roles
         write(
-            self.resident.loaded,
+            self.loaded,
             Parts(roles.inputs, roles.targets, roles.outputs, roles.figures),
-            self.resident.image(),
+            self.image(),
             path,
         )
 
@@ -808,14 +763,12 @@ class Model(methods.HasFastMethods, hints.Closed):
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""
         file = BytesIO()
         self.save(file)
-        own = {name: value for name, value in vars(self).items() if name not in ("resident", "_plan", "roles")}
+        own = {name: value for name, value in vars(self).items() if name not in ("heap", "record", "_plan", "roles")}
         return _unpickled, (file.getvalue(), type(self)), own or None
 
 
 def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
-    model = cls.__new__(cls)
-    vars(model).update(vars(load(BytesIO(data))))
-    return model
+    return _read(cls, BytesIO(data), None)
 
 
 def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
@@ -849,8 +802,152 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
     PlanError : the heap would exceed ``memory``, or the machine's memory (``needed`` and ``allowed`` bytes).
     FileError : the file cannot be read.
     """
-    resident = files.read(path, memory)
-    try:
-        return Model.on(resident)
-    except CalcError as error:
-        raise ProgramError(f"the file's program is no Model's: {error}") from error
+    return _read(Model, path, memory)
+
+
+def _read(cls: type[Model], path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Model:
+    program, facts, image = files.read(path, memory)
+    return _heap_of(program).adopt(program, facts, image, kind=cls)
+
+
+def _heap_of(program: Program, page_folder: str | PathLike[str] | None = None) -> CalcHeap:
+    """A heap for one model of a program."""
+    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"), page_folder=page_folder)
+
+
+@hints.names_of_others
+class CalcHeap(Heap):
+    """Memory for models: ``nbytes`` bytes, allocated once; it never grows.
+
+    Models lie side by side while they fit.  When room is needed, less recently used models are switched out: their
+    persistent block (parameters, buffers, state, optimizer) is copied to the store, and back before the next use.  A switch
+    plans, compiles and allocates nothing, and training continues bit for bit.
+
+    Parameters
+    ----------
+    memory : int or str
+        Bytes, or a text such as ``"64 MiB"``.
+    store : MemoryStore or FileStore, optional
+        Holds the models that are not in the heap (default: a `MemoryStore` for this heap).
+    device : str
+        The device whose memory it is; the models' programs must be compiled for it ("cpu" and "blas" share memory).
+    page_folder : str, optional
+        Folder for the page files of models planned with ``page_bytes=``, one per model in the heap.  A file takes that much
+        room, and no other process sees it (default: the system's folder for temporary files, which may itself be in memory).
+
+    Attributes
+    ----------
+    nbytes : int
+    device : Device
+    stats : switches, bytes and seconds of switching
+    closed : whether `close` has given the memory back
+    """
+
+    def __init__(
+        self,
+        memory: int | str,
+        store: Store | None = None,
+        device: str = "cpu",
+        page_folder: str | PathLike[str] | None = None,
+    ):
+        super().__init__(memory, store, device, page_folder)
+        self._models: WeakValueDictionary[str, Model] = WeakValueDictionary()
+
+    def create(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Model:
+        """A new model: place a program in the heap and initialize its parameters from ``seed``.
+
+        Parameters
+        ----------
+        workers : int, optional
+            Size of the team that runs it (default: the program's).
+        name : str, optional
+            Its name in the store and the heap (default: ``model-0``, ``model-1``, ...).
+
+        Raises
+        ------
+        PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
+        CalcError : the name is in use, or the program is compiled for another device.
+        """
+        return self.add(Model.__new__(Model), program, seed, workers, name)
+
+    def add(
+        self, model: Model, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None
+    ) -> Model:
+        """As `create`, for a new `Model` object that is in no heap yet."""
+        check_program(program)
+        seed = checks.integer("seed", seed, 0)
+        values = {"program": program.hash, "seed": seed, "epochs": 0}
+        return self._begin(model, program, values, workers, name, lambda: model.initialize(seed))
+
+    def adopt(
+        self,
+        program: Program,
+        facts: Mapping[str, Any],
+        image: np.ndarray,
+        workers: int | None = None,
+        name: str | None = None,
+        kind: type[Model] = Model,
+    ) -> Model:
+        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `create`."""
+        model = kind.__new__(kind)
+
+        def fill() -> None:
+            model.slot.set_image(image, open=True)
+            model.record.changed, model.record.open = True, open_paths(model.loaded, facts)
+
+        return self._begin(model, program, facts, workers, name, fill)
+
+    def _begin(
+        self,
+        model: Model,
+        program: Program,
+        facts: Mapping[str, Any],
+        workers: int | None,
+        name: str | None,
+        fill: Callable[[], None],
+    ) -> Model:
+        def complete(record: Record) -> None:
+            model.heap, model.record = self, record
+            fill()
+
+        self._models[self.begin(program, facts, workers, name, complete).name] = model
+        methods.prepare(model)
+        return model
+
+    def open(self, name: str, *, workers: int | None = None) -> Model:
+        """A model of the store, by name, for instance one that an earlier process trained.
+
+        Raises
+        ------
+        CalcError : there is no such model, or it is for another device.
+        PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
+        ProgramError : its file is truncated, altered or foreign; the error names the file.
+        """
+        with self.still:
+            return self._model(self.find(name, workers))
+
+    def __getitem__(self, name: str) -> Model:
+        return self.open(name)
+
+    @property
+    def latest(self) -> Model | None:
+        """The most recently used model."""
+        with self.still:
+            return None if self._last is None else self._model(self._last)
+
+    def _model(self, record: Record) -> Model:
+        """The object of a model: the one that the user holds, or a new one."""
+        model = self._models.get(record.name)
+        if model is None or model.record is not record:
+            model = self._models[record.name] = Model.__new__(Model)
+            model.heap, model.record = self, record
+            methods.prepare(model)
+        return model
+
+
+def check_program(program: Any) -> None:
+    """Require a compiled program; its source is often given instead."""
+    hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
+    kind = type(program).__name__
+    wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
+    checks.one_of("a model of the heap", program, Program, wanted)

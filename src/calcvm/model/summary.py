@@ -5,7 +5,7 @@ from __future__ import annotations
 from calcvm.model.roles import Roles
 from calcvm.ops.dims import Affine, show
 from calcvm.tables import laid_out
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.program.program import Program
 
 
@@ -25,7 +25,7 @@ def layers(program: Program, path: str) -> list[str]:
     ]
 
 
-def summary(model: Resident, roles: Roles) -> str:
+def summary(model: BaseModel, roles: Roles) -> str:
     """Tables of a model's layers and parameters, and lines about its training and resources."""
     program, loaded = model.program, model.loaded
     learn = loaded.training("learn")

@@ -19,7 +19,8 @@ from calcvm.vm.memory.epoch import Epoch, shuffling_key
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 if TYPE_CHECKING:
-    from calcvm.model.model import Model
+    from calcvm.model.roles import Roles
+    from calcvm.vm.memory.base_model import BaseModel
 
 
 class Training:
@@ -34,14 +35,15 @@ class Training:
 
     def __init__(
         self,
-        model: Model,
+        model: BaseModel,
+        roles: Roles,
         run: Epoch | Stream,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
         checkpoint: int,
     ):
         self.model, self.run, self.judge, self.callbacks = model, run, judge, callbacks
-        self.trained = model.roles.trained
+        self.trained = roles.trained
         self.loss = next(iter(self.trained))
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
         self.checkpoint = checkpoint
@@ -80,7 +82,7 @@ class Training:
                 history.epochs.append({**self._trained(), "seconds": time.perf_counter() - start})
             report.close()
             if history.epochs:
-                self.model.resident.commit()
+                self.model.commit()
         for c in self.callbacks:
             c.on_train_end(self.model, history)
         if diverged and not terminate_on_nan:
@@ -96,7 +98,7 @@ class Training:
     def _pass(self, epoch: int, shuffle: bool, report: Epochs) -> str:
         """Run an epoch; returns the reason if training ends in it, else ""."""
         model, run, why = self.model, self.run, ""
-        run.begin(shuffling_key(model.resident.seed, model.epochs_done) if shuffle else None)
+        run.begin(shuffling_key(model.seed, model.epochs_done) if shuffle else None)
         with closing(run.slices(SLICE_SECONDS, [mark for _, mark in self._of_steps])) as slices:
             for done in slices:
                 mean = run.mean(self.loss)
@@ -115,9 +117,9 @@ class Training:
         """Count an epoch as done; a second call, after an interrupt in the first, changes nothing."""
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
-        self.model.resident.facts["epochs"] = self._epochs
+        self.model.facts["epochs"] = self._epochs
         if self.run.passes % self.checkpoint == 0:
-            self.model.resident.commit()
+            self.model.commit()
 
     def _figures(self) -> dict[str, float]:
         """The figures of the finished epoch."""

@@ -28,10 +28,10 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_consistent_length, validate_data
 
 from calcvm.errors import CalcError
+from calcvm.model import Model
 from calcvm.sklearn.network import Design, Network, gradients_of, set_rate, weights_of
 from calcvm.system import at_fork
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.turns import Turns
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -232,7 +232,7 @@ class Compiled:
             return AdamOptimizer([], self.learning_rate_init)
         return SGDOptimizer([], self.learning_rate_init, self.learning_rate, power_t=self.power_t)
 
-    def _place(self: Any, resident: Resident, hyper: dict[str, float]) -> None:
+    def _place(self: Any, resident: Model, hyper: dict[str, float]) -> None:
         """Put the estimator's weights and hyperparameters into the heap."""
         for views, arrays in zip(weights_of(resident), (self.coefs_, self.intercepts_)):
             for view, array in zip(views, arrays):
@@ -240,9 +240,9 @@ class Compiled:
         if "alpha" in resident.parameters:
             resident.parameters["alpha"][...] = self.alpha
         for name, value in hyper.items():
-            resident.hyper()[name] = value
+            resident.hyper[name] = value
 
-    def _take(self: Any, resident: Resident) -> None:
+    def _take(self: Any, resident: Model) -> None:
         """Copy the weights from the heap; after early stopping, take those with the best score."""
         if self.early_stopping:
             self.coefs_, self.intercepts_ = self._best_coefs, self._best_intercepts
@@ -250,7 +250,7 @@ class Compiled:
             self.coefs_, self.intercepts_ = ([view.copy() for view in views] for views in weights_of(resident))
 
     # ------------------------------------------------------------ epochs
-    def _epoch_ends(self: Any, resident: Resident, loss: float, n_samples: int, score: Any) -> bool:
+    def _epoch_ends(self: Any, resident: Model, loss: float, n_samples: int, score: Any) -> bool:
         """Do what scikit-learn does after each epoch, and return whether to stop."""
         self.n_iter_ += 1
         self.loss_ = loss
@@ -314,7 +314,7 @@ class Compiled:
             return lambda outputs: float(np.average(outputs.argmax(axis=1) == labels, weights=sample_weight))
         return lambda outputs: float(np.average(((outputs > 0.5) == y).all(axis=1), weights=sample_weight))
 
-    def _judge(self: Any, resident: Resident, task: Task, X: np.ndarray) -> Callable[[], float] | None:
+    def _judge(self: Any, resident: Model, task: Task, X: np.ndarray) -> Callable[[], float] | None:
         if task.held is None or task.measure is None:
             return None
         measure = task.measure
@@ -377,7 +377,7 @@ class Compiled:
             total = sample_weight.sum()
             weights = sample_weight * (len(y) / total)
         resident = Network(design).resident
-        resident.hyper().update(learning_rate=0.0, beta1=0.0)  # the momentum is then the gradient
+        resident.hyper.update(learning_rate=0.0, beta1=0.0)  # the momentum is then the gradient
         data = {"input": dense(X, design.dtype), **self._targets(design, y, weights)}
         run = Epoch(resident, data, "learn", train=True, learning=len(y), results=["loss"], of_totals=True)
         coefs, intercepts = weights_of(resident)

@@ -12,11 +12,9 @@ import numpy as np
 from calcvm import compiler, init, nn
 from calcvm import functions as F
 from calcvm.graph import CalcGraph, Variable, apply
-from calcvm.model import persistent
+from calcvm.model import CalcHeap, Model, persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
 from calcvm.teams import default_team
-from calcvm.vm.memory.heap import CalcHeap
-from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program.program import Program
 
 KEPT_PROGRAMS = 64
@@ -159,11 +157,11 @@ class Network:
 
     def __init__(self, design: Design, seed: int = 0):
         self.design, self.seed, self.rounds = design, seed, 0
-        self._resident: Resident | None = None
+        self._resident: Model | None = None
         self._state: Mapping[str, np.ndarray] = {}
 
     @property
-    def resident(self) -> Resident:
+    def resident(self) -> Model:
         if self._resident is None:
             program = program_of(self.design)
             heap = CalcHeap(program.heap_bytes)
@@ -201,7 +199,7 @@ class Network:
             self._state = {name: cells.copy() for name, cells in self._cells(self._resident)}
 
     @staticmethod
-    def _cells(resident: Resident) -> Iterator[tuple[str, np.ndarray]]:
+    def _cells(resident: Model) -> Iterator[tuple[str, np.ndarray]]:
         """Bytes of all persistent values, by name."""
         cells = resident.elements.view(np.uint8)
         for s in persistent(resident.program).values():
@@ -220,26 +218,26 @@ def allowed_workers() -> int:
         return default_team()
 
 
-def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def weights_of(resident: Model) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Weights and biases by layer, as views into the heap."""
     views = resident.parameters
     by_layer = {kind: [v for name, v in views.items() if name.endswith(kind)] for kind in ("weight", "bias")}
     return by_layer["weight"], by_layer["bias"]
 
 
-def gradients_of(resident: Resident) -> list[np.ndarray]:
+def gradients_of(resident: Model) -> list[np.ndarray]:
     """The momenta of all weights, then of all biases, as views into the heap."""
     symbols, moments = resident.program.symbols, resident.loaded.training(None)["moments"]
     found = [symbols[moments[name]["m"]] for kind in ("weight", "bias") for name in moments if name.endswith(kind)]
     return [resident.elements[s.offset : s.offset + s.elems.b] for s in found]
 
 
-def set_rate(resident: Resident, rate: float) -> None:
+def set_rate(resident: Model, rate: float) -> None:
     """Change the learning rate from now on.
 
     scikit-learn's velocities include the rate of their time, ours do not.  They are rescaled.
     """
-    hyper = resident.hyper()
+    hyper = resident.hyper
     before = hyper["learning_rate"]
     hyper["learning_rate"] = rate
     if hyper["t"] and before != rate:

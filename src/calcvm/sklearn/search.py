@@ -183,11 +183,11 @@ def train_together(fits: Sequence[Fit], X: np.ndarray, memory: int | str, worker
             program_of(task.design), data=data, samples=rows, seed=task.seed, hyper=task.hyper,
             shuffle=estimator.shuffle,
         )  # fmt: skip
-        estimator._place(handle.resident, {})
-        running[handle] = fit, estimator._judge(handle.resident, task, data["input"]), len(rows)
+        estimator._place(handle.model, {})
+        running[handle] = fit, estimator._judge(handle.model, task, data["input"]), len(rows)
     while running:
         for handle in fleet.advance({h: fit.estimator._certain_epochs() for h, (fit, *_) in running.items()}):
-            (fit, score, n_samples), resident = running[handle], handle.resident
+            (fit, score, n_samples), resident = running[handle], handle.model
             estimator = fit.estimator
             for loss in handle.losses[estimator.n_iter_ :]:
                 fit.converged = estimator._epoch_ends(resident, float(loss), n_samples, score)

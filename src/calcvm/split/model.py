@@ -12,6 +12,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.compiler import compile as compile_graph
 from calcvm.errors import CalcError, Uncopied
+from calcvm.model import CalcHeap
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
 from calcvm.planner.split.problem import shared_values
@@ -20,7 +21,6 @@ from calcvm.split.plan import SplitPlan
 from calcvm.split.processor import Processor, on_cores
 from calcvm.system import give_back
 from calcvm.vm.memory.cuda import DeviceMemory
-from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.slot import HostMemory, Memory
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.program import Symbol

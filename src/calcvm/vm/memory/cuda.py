@@ -14,7 +14,6 @@ from calcvm.vm.memory.slot import NO_TRAP, Slot, as_seen, lasting_elems, shape_o
 from calcvm.vm.memory.store import MemoryStore, Store
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.record import Record
     from calcvm.vm.program.program import Symbol
     from calcvm.vm.run.cuda.device import Cuda
     from calcvm.vm.run.loaded import Loaded
@@ -110,7 +109,7 @@ class DeviceSlot(Slot):
     def fill(self, elements: np.ndarray) -> None:
         self._write(elements, 0)
 
-    def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+    def renew(self, record: Any, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         came: BaseException | None = None
         try:
             self.fill(elements)

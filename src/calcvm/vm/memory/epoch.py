@@ -16,7 +16,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.layouts import axes
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.memory.totals import Totals
 from calcvm.vm.program.facts import check_learning_batch
@@ -43,7 +43,7 @@ class Epoch:
 
     def __init__(
         self,
-        model: Resident,
+        model: BaseModel,
         data: Mapping[str, np.ndarray],
         path: str,
         *,
@@ -341,7 +341,7 @@ def shuffling_key(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
 
 
-def _feed(model: Resident, name: str, array: np.ndarray, address: int, to: Symbol) -> tuple[int, int, int, int]:
+def _feed(model: BaseModel, name: str, array: np.ndarray, address: int, to: Symbol) -> tuple[int, int, int, int]:
     shape = model.program.info["variables"][name]["shape"]
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")

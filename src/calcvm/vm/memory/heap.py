@@ -1,4 +1,7 @@
-"""The heap: one allocation of fixed size that models share, side by side or in turn."""
+"""The memory of a heap: one allocation of fixed size that models share, side by side or in turn.
+
+It knows the models' records; `calcvm.model.CalcHeap` adds the models themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from calcvm import checks, hints
+from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError, Uncopied
 from calcvm.system import at_fork
 from calcvm.tables import html, some
 from calcvm.vm.memory.cuda import DeviceMemory, PinnedStore
 from calcvm.vm.memory.record import Record
-from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import HostMemory, Memory, Slot
 from calcvm.vm.memory.store import MemoryStore, Store
 from calcvm.vm.memory.turns import FIRST_PAUSE, LONGEST_PAUSE, Turns, owner, stuck, unlocked
@@ -34,6 +36,8 @@ from calcvm.vm.run.loaded import Loaded, loaded_of
 from calcvm.vm.run.pieces import Pieces
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from calcvm.vm.run.cuda.device import Cuda
 
 MOST_DRAWN = 64  # slots from which one is drawn for eviction
@@ -64,32 +68,10 @@ class Stats:
         self.switches, self.bytes, self.seconds = 0, 0, 0.0
 
 
-@hints.names_of_others
-class CalcHeap(Uncopied):
-    """Memory for models: ``nbytes`` bytes, allocated once; it never grows.
+class Heap(Uncopied):
+    """Memory for the records of models, and the switching between them (see `calcvm.CalcHeap`).
 
-    Models lie side by side while they fit.  When room is needed, less recently used models are switched out: their
-    persistent block (parameters, buffers, state, optimizer) is copied to the store, and back before the next use.  A switch
-    plans, compiles and allocates nothing, and training continues bit for bit.
-
-    Parameters
-    ----------
-    memory : int or str
-        Bytes, or a text such as ``"64 MiB"``.
-    store : MemoryStore or FileStore, optional
-        Holds the models that are not in the heap (default: a `MemoryStore` for this heap).
-    device : str
-        The device whose memory it is; the models' programs must be compiled for it ("cpu" and "blas" share memory).
-    page_folder : str, optional
-        Folder for the page files of models planned with ``page_bytes=``, one per model in the heap.  A file takes that much
-        room, and no other process sees it (default: the system's folder for temporary files, which may itself be in memory).
-
-    Attributes
-    ----------
-    nbytes : int
-    device : Device
-    stats : switches, bytes and seconds of switching
-    closed : whether `close` has given the memory back
+    Methods that change a model are called in its turn.
     """
 
     closed = False
@@ -127,7 +109,6 @@ class CalcHeap(Uncopied):
         self._pieces = Pieces(self.nbytes)  # free memory
         self._spare: dict[tuple[Loaded, int], Slot] = {}
         self._records: dict[str, Record] = {}
-        self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
         self._last: Record | None = None
         self._lock = threading.RLock()  # held briefly; a thread that has it waits for no turn
         self._torn = False  # a change of slots and pieces under `_lock` is unfinished
@@ -142,61 +123,15 @@ class CalcHeap(Uncopied):
         _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
-    def create(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
-        """A new model: place a program in the heap and initialize its parameters from ``seed``.
-
-        Parameters
-        ----------
-        workers : int, optional
-            Size of the team that runs it (default: the program's).
-        name : str, optional
-            Its name in the store and the heap (default: ``model-0``, ``model-1``, ...).
-
-        Raises
-        ------
-        PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
-        CalcError : the name is in use, or the program is compiled for another device.
-        """
-        check_program(program)
-        seed = checks.integer("seed", seed, 0)
-        values = {"program": program.hash, "seed": seed, "epochs": 0}
-        return self._start(program, values, workers, name, lambda model: model.initialize(seed))
-
-    def adopt(
-        self,
-        program: Program,
-        facts: Mapping[str, Any],
-        image: np.ndarray,
-        workers: int | None = None,
-        name: str | None = None,
-    ) -> Resident:
-        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `create`."""
-
-        def fill(model: Resident) -> None:
-            model.slot.set_image(image, open=True)
-            model.record.changed, model.record.open = True, _open(model.loaded, facts)
-
-        return self._start(program, facts, workers, name, fill)
-
-    def copy(self, model: Resident, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
-        """A copy of one of this heap's models, in the same heap or in another (see `Resident.copy`)."""
-        _check_model("copy", model)
-        if heap is not None:
-            checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
-        with model.record.turn.mine:
-            image = model.image()  # first: a fleet that trains the model updates its epochs when it releases it
-            facts = {**model.facts, "open": model.adding}
-        return (heap or self).adopt(model.program, facts, image, model.workers, name)
-
-    def _start(
+    def begin(
         self,
         program: Program,
         values: Mapping[str, Any],
         workers: int | None,
         name: str | None,
-        fill: Callable[[Resident], None],
-    ) -> Resident:
-        """A new model; ``fill`` sets its persistent part.  The heap lists the model only when it is complete."""
+        fill: Callable[[Record], None],
+    ) -> Record:
+        """The record of a new model; ``fill`` sets its persistent part.  The heap lists the model only when it is complete."""
         self.check_open()
         self._check_device(program)
         self._check_room(program)
@@ -213,32 +148,25 @@ class CalcHeap(Uncopied):
         try:
             with record.turn.mine:
                 self._bring(record, fresh=True)
-                fill(Resident(self, record))
+                fill(record)
                 with self._lock:
                     record.name = self._new_name(name)  # another thread may have taken the name
                     record.turn.what = record.training.what = f"model {record.name!r}"
                     self._records[record.name] = record
-                    return self._handle(record)
+                    return record
         except BaseException:
             self._orphaned = True
             raise
 
-    def open(self, name: str, *, workers: int | None = None) -> Resident:
-        """A model of the store, by name, for instance one that an earlier process trained.
-
-        Raises
-        ------
-        CalcError : there is no such model, or it is for another device.
-        PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
-        ProgramError : its file is truncated, altered or foreign; the error names the file.
-        """
+    def find(self, name: str, workers: int | None = None) -> Record:
+        """The record of a model by name, also of one that is only in the store (see `calcvm.CalcHeap.open`)."""
         checks.text("a model's name", name)
         workers = None if workers is None else checks.integer("workers", workers)
         self.check_open()
         with self._lock:
             self._mend()
             if name in self._records:
-                return self._handle(self._records[name])
+                return self._records[name]
             self._check_elsewhere(name)
             if name not in self.store:
                 raise CalcError(f"no model {name!r}; there are {some(self.names)}")
@@ -258,9 +186,9 @@ class CalcHeap(Uncopied):
             if self._reads:  # another process may rewrite the model: this copy is used until it is closed
                 self._images.put(name, facts, image)
             record = Record(name, loaded, team, facts)
-            record.open = _open(loaded, facts)
+            record.open = open_paths(loaded, facts)
             self._records[name] = record
-            return self._handle(record)
+            return record
 
     def _check_room(self, program: Program) -> None:
         if program.heap_bytes > self.nbytes:
@@ -293,9 +221,6 @@ class CalcHeap(Uncopied):
                 rows.append([name, where, "" if nbytes is None else f"{nbytes:,}"])
         return html(repr(self), ["model", "where it is", "bytes in the heap"], rows)
 
-    def __getitem__(self, name: str) -> Resident:
-        return self.open(name)
-
     def __contains__(self, name: object) -> bool:
         with self._lock:
             self._mend()
@@ -307,12 +232,6 @@ class CalcHeap(Uncopied):
         with self._lock:
             self._mend()
             return sorted({*self._records, *self.store.names()})
-
-    @property
-    def resident(self) -> Resident | None:
-        """The most recently used model."""
-        with self._lock:
-            return None if self._last is None else self._handle(self._last)
 
     @property
     def free_bytes(self) -> int:
@@ -358,7 +277,7 @@ class CalcHeap(Uncopied):
                 "the heap is closed: its models are in its store, if that is persistent; make another heap, or close it later"
             )
 
-    def __enter__(self) -> CalcHeap:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -572,14 +491,13 @@ class CalcHeap(Uncopied):
             if record.loaded is None:
                 self._drop(record)
 
-    def commit(self, model: Resident) -> None:
+    def commit_record(self, record: Record) -> None:
         """Write a model to the store now, if it has changed and the store is persistent."""
-        _check_model("commit", model)
         if self._images.persistent:
-            self._write(model.record)
+            self._write(record)
 
     def write_kept(self, record: Record) -> None:
-        """As `commit`, for a model that this thread keeps: the thread with its turn waits for that to end."""
+        """As `commit_record`, for a model that this thread keeps: the thread with its turn waits for that to end."""
         if self._images.persistent:
             with self._lock:
                 self._mend()
@@ -632,10 +550,8 @@ class CalcHeap(Uncopied):
         if record.unsaved and not record.lost:
             self.stats.bytes += put(record, record.slot, self._images)
 
-    def remove(self, model: Resident) -> None:
-        """Free a model's room (see `Resident.close`), once no other thread trains it."""
-        _check_model("remove", model)
-        record = model.record
+    def remove_record(self, record: Record) -> None:
+        """Free a model's room, once no other thread trains it."""
         if record.turn.lock._is_owned():  # type: ignore[attr-defined]
             raise CalcError(f"model {record.name!r} is in use here: it cannot be closed now")
         with record.turn.mine:
@@ -683,12 +599,6 @@ class CalcHeap(Uncopied):
             slot.renew_pages()
 
     # ------------------------------------------------------------ names
-    def _handle(self, record: Record) -> Resident:
-        handle = self._handles.get(record.name)
-        if handle is None or handle.record is not record:
-            handle = self._handles[record.name] = Resident(self, record)
-        return handle
-
     def free_name(self, name: str | None = None) -> str:
         """An unused name: ``name`` (CalcError: it is in use), or a numbered one that is not given out again."""
         with self._lock:
@@ -713,21 +623,9 @@ class CalcHeap(Uncopied):
         return name
 
 
-def check_program(program: Any) -> None:
-    """Require a compiled program; its source is often given instead."""
-    hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
-    kind = type(program).__name__
-    wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
-    checks.one_of("a model of the heap", program, Program, wanted)
-
-
-def _open(loaded: Loaded, facts: Mapping[str, Any]) -> set[str]:
+def open_paths(loaded: Loaded, facts: Mapping[str, Any]) -> set[str]:
     """Paths whose gradients an image with these facts may hold."""
     return {*loaded.accumulating} if facts.get("open") else set()
-
-
-def _check_model(what: str, model: Any) -> None:
-    checks.one_of(what, model, Resident, "a model of the heap, such as heap[name],")
 
 
 def _used_since(slot: Slot) -> bool:
@@ -754,7 +652,7 @@ def put(record: Record, slot: Slot | None, store: Store) -> int:
         raise
 
 
-def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: weakref.ref[CalcHeap]) -> None:
+def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: weakref.ref[Heap]) -> None:
     if os.getpid() == pid:  # not a forked child
 
         def write(record: Record) -> None:
@@ -771,7 +669,7 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: wea
                 store.close()
 
 
-def _users(store: Store) -> weakref.WeakSet[CalcHeap]:
+def _users(store: Store) -> weakref.WeakSet[Heap]:
     """The open heaps of a store; empty for a third-party store, which does not list them."""
     return getattr(store, "users", weakref.WeakSet())
 
@@ -794,11 +692,11 @@ def _each(records: Sequence[Record], write: Callable[[Record], None]) -> None:
 
 
 # by id: another thread may change the size of a WeakSet during iteration
-_heaps: weakref.WeakValueDictionary[int, CalcHeap] = weakref.WeakValueDictionary()
+_heaps: weakref.WeakValueDictionary[int, Heap] = weakref.WeakValueDictionary()
 _waits: list[tuple[int, int]] = []  # pipes for forks: the parent waits until its child has its own page files
 
 
-def _living() -> list[CalcHeap]:
+def _living() -> list[Heap]:
     return [heap for ref in _heaps.valuerefs() if (heap := ref()) is not None]
 
 

@@ -16,8 +16,8 @@ lost     another thread was in the middle of a call at a fork: the model cannot 
 changed  the model has changed since the store's copy
 ======== ==================================================================================================
 
-Handle and record are two objects, because a heap has a record per model, a million if need be, and a handle exists only while
-the user holds it.  A handle holds its heap; if the heap held the handle too, neither would be freed.
+Model and record are two objects, because a heap has a record per model, a million if need be, and a `Model` exists only while
+the user holds it.  A model holds its heap; if the heap held the model too, neither would be freed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from calcvm.errors import CalcError
 from calcvm.vm.memory.turns import FIRST_PAUSE, Turns, owner
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.methods import CallLog
     from calcvm.vm.memory.slot import Slot
     from calcvm.vm.program.facts import Facts
     from calcvm.vm.run.loaded import Loaded
@@ -57,7 +56,7 @@ class Record:
     def __init__(self, name: str, loaded: Loaded | None, workers: int, facts: Facts):
         self.name, self.loaded, self.workers, self.facts = name, loaded, workers, facts
         self.slot: Slot | None = None
-        self.calls: CallLog | None = None  # the state of its compiled methods
+        self.calls: Any = None  # the `CallLog` of its compiled methods
         self._ready: Slot | None = None
         self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
         self.entering: list[weakref.ref[Any]] = []  # pending ``__enter__`` calls, each until it has the turn

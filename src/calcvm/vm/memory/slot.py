@@ -22,7 +22,6 @@ from calcvm.vm.run import job as J
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.record import Record
     from calcvm.vm.memory.store import Store
     from calcvm.vm.memory.turns import Turns
     from calcvm.vm.program.program import Program, Symbol
@@ -72,7 +71,7 @@ class Slot:
     def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
         """Set the attributes that all kinds of slots have."""
         self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
-        self.record: Record | None = None
+        self.record: Any = None  # a `Record`
         self.keeper: Turns | None = None
         self.pages = None
         self.job = np.zeros(J.JOB_WORDS, np.int64)
@@ -128,7 +127,7 @@ class Slot:
         if elements is not self.lasting:
             self.elements[RESERVED : len(elements)] = elements[RESERVED:]
 
-    def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+    def renew(self, record: Any, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         """`fill` a model's piece between two learning batches, and set the matching facts.
 
         A signal is handled before or after all of it: CPython checks for signals at calls and jumps, and there are none

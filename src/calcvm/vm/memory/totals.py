@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.slot import as_seen, shape_of
 from calcvm.vm.run import job as J
 
@@ -21,7 +21,7 @@ class Totals:
     elements : for each sum its offset in the heap, and its kind.
     """
 
-    def __init__(self, model: Resident, path: str, names: Sequence[str], before: int = 0):
+    def __init__(self, model: BaseModel, path: str, names: Sequence[str], before: int = 0):
         loaded = self._loaded = model.loaded
         self.model, self.kinds, self.elements = model, dict[str, str](), list[tuple[int, str]]()
         self._of = {name: loaded.variables[name]["totals"] for name in names}

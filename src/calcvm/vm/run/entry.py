@@ -17,7 +17,7 @@ ARGUMENTS = {
     "permute": 5, "copy_rows": 8, "flush": 2,
     "method": 5, "methods": 1,
 }  # all int64  # fmt: skip
-METHODS = {  # in `calcvm.vm.run.method_entries`, by their names in Python
+METHODS = {  # in `calcvm.vm.calls.entries`, by their names in Python
     "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
     "__setitem__": "set_item",
 }  # fmt: skip
@@ -28,14 +28,17 @@ NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),
     "method": ("run_rows", "run_team", "copy_rows"),
 }
-OF = {"method": "method_code", "methods": "method_entries"}  # modules of entries; all others are in "loop"
+OF = {
+    "method": "vm.calls.compiled",
+    "methods": "vm.calls.entries",
+}  # modules of entries; all others are in "vm.run.loop"
 FLUSHES = platform.machine() in ("x86_64", "AMD64")  # elsewhere "flush" does nothing
 ANY = "any"  # the loops are the same for every dtype
 
 
 def modules(name: str) -> tuple[str, ...]:
     """The modules that an entry is compiled from."""
-    return (f"vm.run.{OF.get(name, 'loop')}",)
+    return (OF.get(name, "vm.run.loop"),)
 
 
 def symbol(name: str) -> str:

@@ -21,7 +21,7 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     dtype : type of the array, for a placeholder that does not have the heap's float type.
 
     Others are converted without loss, except longdouble and uint64 numbers, which become the nearest float64.  A value that is not
-    numeric is left as it is, except a table with named columns: `Resident.check` rejects it.
+    numeric is left as it is, except a table with named columns: `BaseModel.check` rejects it.
 
     Raises
     ------

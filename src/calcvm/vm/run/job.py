@@ -87,7 +87,7 @@ PARK_AFTER = 20000  # polls of its box before an idle worker goes to sleep
 
 FEW_BITS, FEW_ROUNDS, MANY_ROUNDS = 6, 6, 3  # for the permutation of samples: it has more rounds up to FEW_BITS bits
 
-# Words of a model, shared by its compiled methods (`calcvm.vm.memory.methods`).
+# Words of a model, shared by its compiled methods (`calcvm.vm.calls.methods`).
 MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, MOST_BEFORE, KEPT_ROWS = 16, 8, 4, 5, 4, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
 (

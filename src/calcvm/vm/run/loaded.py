@@ -176,8 +176,9 @@ class Loaded(Uncopied):
 
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
-        """A path by name; the default is the first path that trains."""
-        name = next((p for p, facts in self.paths.items() if facts["backward"]), None) if path is None else path
+        """A path by name; the default is path learn if that trains, else the first path that does."""
+        trained = [p for p, facts in self.paths.items() if facts["backward"]] if path is None else [path]
+        name = "learn" if "learn" in trained else next(iter(trained), None)
         if not isinstance(name, str) or name not in self._spans:
             there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
             raise CalcError("no path trains" if path is None else there)

@@ -1,7 +1,7 @@
 """Methods that the interpreter calls as compiled code, for a model's calls on plain arrays.
 
 A call in Python checks everything each time: names, types, shapes, turns, the contents of the heap.  That takes a hundred times
-as long as a small network's arithmetic.  A compiled method (`calcvm.vm.run.method_code`) does all of it in one go while it holds
+as long as a small network's arithmetic.  A compiled method (`calcvm.vm.calls.compiled`) does all of it in one go while it holds
 the interpreter's lock, so that no other thread comes in between:
 
 - it checks that the arguments are plain arrays of the right sizes, with labels and probabilities in range;
@@ -14,7 +14,7 @@ keyword arguments become plain arrays in their places, and the compiled method i
 the Python method runs, or raises the error, and then arms the compiled method.
 
 From the first model on, a class has functions that the interpreter calls directly.  They run in Python until a process has made
-WORTH calls, and from then on in compiled code (`calcvm.vm.run.method_entries`), even through references taken earlier.  Python
+WORTH calls, and from then on in compiled code (`calcvm.vm.calls.entries`), even through references taken earlier.  Python
 takes note of the effects of compiled calls when it next looks at the model (`Calls.look`).  Long calls stay in Python, where
 other threads can run meanwhile and Ctrl-C works.
 
@@ -49,8 +49,8 @@ from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.loaded import FORWARD
 
 if TYPE_CHECKING:
+    from calcvm.vm.memory.base_model import BaseModel
     from calcvm.vm.memory.record import Record
-    from calcvm.vm.memory.resident import Resident
     from calcvm.vm.run.loaded import Loaded
 
 WORTH = 32  # Python calls before a process compiles methods, which takes seconds if none are cached
@@ -125,7 +125,7 @@ def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], An
 
     @wraps(method)
     def handed(self: Any, *args: Any, **options: Any) -> Any:
-        if self.resident.record.calls is None or getattr(_again, "on", False):
+        if self.record.calls is None or getattr(_again, "on", False):
             return method(self, *args, **options)
         try:
             taken, named = plain(self, *args, **options)
@@ -349,7 +349,7 @@ class CallLog:
 
     # ------------------------------------------------------------ input of compiled calls
     def arm(
-        self, model: Resident, which: int, n: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
+        self, model: BaseModel, which: int, n: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
         inputs: int = 0,
     ) -> None:  # fmt: skip
         """Let the next calls of a method on ``n`` samples run compiled; the last call, in this turn, took ``seconds``."""
@@ -358,7 +358,7 @@ class CallLog:
             self._arm(model, which, batch, seconds / -(-n // planned), feeds, results, inputs)
 
     def _arm(
-        self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
+        self, model: BaseModel, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
         inputs: int,
     ) -> None:  # fmt: skip
         record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
@@ -388,7 +388,13 @@ class CallLog:
 
 
 def arm(
-    model: Resident, which: int, n: int, start: float, feeds: Sequence[str], results: Mapping[str, str], inputs: int = 0
+    model: BaseModel,
+    which: int,
+    n: int,
+    start: float,
+    feeds: Sequence[str],
+    results: Mapping[str, str],
+    inputs: int = 0,
 ) -> None:
     """Let a method's next calls be compiled if possible; called after a call in Python that began at ``start``, in its turn.
 
@@ -511,13 +517,13 @@ def install(cls: type) -> None:
 def offer(model: Any) -> None:
     """Set up compiled methods for the next calls, if possible and worth it; called after a call in Python."""
     global _calls
-    record = model.resident.record
+    record = model.record
     if record.calls is None:
         _calls += 1
         if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
             return
         have(model)
-        record.calls = CallLog(model.resident.loaded)
+        record.calls = CallLog(model.loaded)
     model._calcvm_words = record.calls.words
 
 

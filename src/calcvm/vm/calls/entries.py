@@ -1,6 +1,6 @@
 """Functions that the interpreter calls for a model's methods, one per method, from the first model on.
 
-They call the compiled `method_code.method` once it exists, and until then the Python method; references taken early therefore
+They call the compiled `compiled.method` once it exists, and until then the Python method; references taken early therefore
 get the compiled method later.  These functions are written in LLVM IR, so nothing else needs to be compiled for them.
 """
 

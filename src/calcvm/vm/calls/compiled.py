@@ -1,6 +1,6 @@
 """Compiled methods of a model: functions that the interpreter calls with Python objects, and that call no Python code.
 
-`calcvm.vm.memory.methods` decides when they are used, and lays out the words that they read.  When a process installs them, it
+`calcvm.vm.calls.methods` decides when they are used, and lays out the words that they read.  When a process installs them, it
 checks the layout of the structures read here (an array's fields, the owner of a lock).
 """
 
@@ -97,9 +97,7 @@ WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.HasFastMethod
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # arguments of a fallback call: more are a caller's error in any case
-STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(
-    7
-)  # as in `method_entries`
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)  # as in `entries`
 ANSWERS_AT, SUMS_AT = 16, 24  # among a call's stack words, after its arguments: arrays, or sums, of its results
 # Return values that are no answer: Python must run the call; a kernel trapped; the answer needs a dict, or must not have one.
 ASK, TRAPPED, DICT = 0, -1, -2

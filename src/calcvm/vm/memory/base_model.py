@@ -1,9 +1,8 @@
-"""A model in a heap: access to its variables by name, and methods that run its sections."""
+"""What every model in a heap can do: access to its variables by name, and methods that run its sections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from time import perf_counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -14,7 +13,6 @@ from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
-from calcvm.vm.memory.methods import CALLS
 from calcvm.vm.memory.slot import Slot, as_seen, cells_of, lasting_elems, shape_of
 from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
@@ -24,7 +22,9 @@ from calcvm.vm.run.feeds import index_of, numbers, numeric, outside
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.heap import CalcHeap
+    from typing_extensions import Self
+
+    from calcvm.vm.memory.heap import Heap
     from calcvm.vm.memory.record import Record
 
 LARGEST_COUNT = 2**53  # counts up to this are exact in a float64
@@ -38,8 +38,13 @@ class Hyper(MutableMapping, Uncopied):
 
     _instead = "copy dict(hyper)"
 
-    def __init__(self, model: Resident, symbol: Symbol, path: str):
-        self._model, self._symbol, self._path = model, symbol, path
+    def __init__(self, model: BaseModel, path: str | None = None):
+        facts = model.loaded.training(path)
+        self._model, self._path, self._symbol = model, model.loaded.path(path), model.program.symbols[facts["hyper"]]
+
+    def __call__(self, path: str | None) -> Hyper:
+        """The hyperparameters of another path that trains."""
+        return Hyper(self._model, path)
 
     def __getitem__(self, name: str) -> float:
         with self._model.record.turn.mine:
@@ -95,7 +100,7 @@ class Hyper(MutableMapping, Uncopied):
 
 
 class Keeping:
-    """``with model:`` takes the lock of the model's turn; these are its ``__enter__`` and ``__exit__`` (or its ``resident``'s).
+    """``with model:`` takes the lock of the model's turn; these are its ``__enter__`` and ``__exit__``.
 
     Python methods would admit Ctrl-C between taking the lock and entering the block.
     """
@@ -106,38 +111,23 @@ class Keeping:
     def __get__(self, model: Any, _: Any = None) -> Any:
         if model is None:
             return self
-        resident: Resident = getattr(model, "resident", model)
-        return resident._entry() if self._name == "__enter__" else resident.record.turn.lock.__exit__
+        return model._entry() if self._name == "__enter__" else model.record.turn.lock.__exit__
 
     def __call__(self, model: Any, *error: object) -> Any:
         """As ``type(model).__enter__(model)``, the form that `contextlib.ExitStack` uses."""
         return self.__get__(model)(*error)
 
 
-class Resident(Uncopied):
-    """A model: a program and its image, in a heap or temporarily in the heap's store.
-
-    ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
-    `optimize` and `end_round` run a path's sections, `step` and `run_steps` whole steps.  Using a model brings it
-    into the heap.  If that switches others out, their placeholders and results are forgotten.
+class BaseModel:
+    """A model: a program and its image, in a heap or temporarily in the heap's store (see `calcvm.Model`).
 
     Threads may share it: each call takes a turn, and sees the model before or after the others' calls.  Training
     (`Model.fit`) is a sequence of turns.  Between them other threads may read (`predict`, ``model[name]``, `save`);
     calls that change the model wait for the end of the training.
-
-    ``with model:`` holds one turn for a whole block.  No other call comes between, for instance, ``model["x"] = data`` and
-    `run_steps`, and views of its memory stay valid, since the model stays in the heap.
     """
 
-    _instead = "heap.copy makes a second one; pass its program and its image()"
-
-    __slots__ = ("__weakref__", "heap", "record")
-
-    def __init__(self, heap: CalcHeap, record: Record):
-        self.heap, self.record = heap, record
-
-    def __repr__(self) -> str:
-        return f"<model {self.name!r}{' in the heap' if self.record.slot else ''}>"
+    heap: Heap
+    record: Record
 
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
     __iter__ = None  # variables are read by name
@@ -184,6 +174,30 @@ class Resident(Uncopied):
         return self.facts["seed"]
 
     @property
+    def batch_size(self) -> int:
+        return self.program.batch_size
+
+    @property
+    def learning_batch(self) -> int:
+        """Samples per update."""
+        return self.facts.get("learning_batch", self.batch_size)
+
+    @learning_batch.setter
+    def learning_batch(self, n: int) -> None:
+        """At least the batch (CalcError: more, but the program does not accumulate gradients)."""
+        self.facts["learning_batch"] = n
+
+    @property
+    def steps_done(self) -> int:
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
+        return int(self.hyper["t"])
+
+    @property
+    def epochs_done(self) -> int:
+        """Complete epochs of `fit` and fleets; `steps_done` counts every update."""
+        return self.facts["epochs"]
+
+    @property
     def elements(self) -> np.ndarray:
         """The model's piece of the heap: a view, valid until the model is switched out.
 
@@ -202,7 +216,7 @@ class Resident(Uncopied):
         with self._on_host().record.turn.mine:
             return self.slot.address
 
-    def _on_host(self) -> Resident:
+    def _on_host(self) -> Self:
         if heaps_of(self.heap.device.name) != "cpu":
             raise CalcError(
                 f"model {self.name!r} is in the memory of device {self.heap.device.name!r}, which has no views: "
@@ -263,14 +277,7 @@ class Resident(Uncopied):
 
     def commit(self) -> None:
         """Write the model to the heap's `FileStore` now (it is also written when it is switched out or closed)."""
-        self.heap.commit(self)
-
-    def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
-        """A new model with the same parameters, buffers, optimizer state, counters and seed, in the same heap or in another.
-
-        In the middle of a learning batch, the copy continues there, with the accumulated gradients.
-        """
-        return self.heap.copy(self, name, heap)
+        self.heap.commit_record(self.record)
 
     @property
     def adding(self) -> bool:
@@ -346,7 +353,7 @@ class Resident(Uncopied):
 
     def close(self) -> None:
         """Free the model's room; it cannot be used afterwards.  A `FileStore` keeps its file."""
-        self.heap.remove(self)
+        self.heap.remove_record(self.record)
 
     # ------------------------------------------------------------ variables
     def _variable(self, name: str) -> Mapping[str, Any]:
@@ -539,10 +546,13 @@ class Resident(Uncopied):
                 )
             return slot.cells(self.program.symbols[gradients[name]]).copy()
 
-    def hyper(self, path: str | None = None) -> Hyper:
-        """Hyperparameters of the training path."""
-        facts = self.loaded.training(path)
-        return Hyper(self, self.program.symbols[facts["hyper"]], self.loaded.path(path))
+    @property
+    def hyper(self) -> Hyper:
+        """Hyperparameters by name; setting one takes effect with the next step.
+
+        They are those of path learn, or of the first path that trains; ``hyper(path)`` has those of another.
+        """
+        return Hyper(self)
 
     def settle(self, path: str) -> None:
         """Discard a path's accumulated gradients and reset its weight, to the state between two learning batches."""
@@ -599,47 +609,23 @@ class Resident(Uncopied):
         with self.record.change, self.record.turn.mine:
             self._run(path, phases)
 
-    def step(self, *data: Any, path: str | None = None) -> float | None:
-        """One training step on a batch of at most ``batch_size`` samples.
-
-        Parameters
-        ----------
-        data : arrays for the placeholders of the path that trains, in the order they were declared.
-
-        Returns
-        -------
-        float : the loss (None: the path names none).  The model is unchanged if the data are refused.
-        """
-        names = self.loaded.feeds(self.loaded.path(path))
+    def step_on(self, data: Sequence[Any], path: str) -> float | None:
+        """One training step on a batch: arrays for the placeholders of the path, in the order they were declared."""
+        names = self.loaded.feeds(path)
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
         batches = self.check_batch(arrays)
         with self.record.change, self.record.turn.mine:
             self.place(arrays, batches)
-            return self._run_steps(1, path)
+            return self.run_whole(1, path)
 
-    def run_steps(self, n: int, path: str | None = None) -> float | None:
-        """``n`` whole steps on the data in the heap, in one call; returns the last loss.
-
-        Paths whose results the path reads run forward once, before the first step.
-        """
-        n = checks.integer("run_steps: the number of steps", n)
-        with self.record.change, self.record.turn.mine:
-            return self._run_steps(n, path)
-
-    def _run_steps(self, n: int, path: str | None) -> float | None:
-        loaded, slot = self.loaded, self.slot
-        path, calls = loaded.path(path), self.record.calls
-        start = perf_counter()
+    def run_whole(self, n: int, path: str) -> float | None:
+        """``n`` whole steps on the data in the heap, in this thread's turn; returns the last loss."""
+        loss = self.loaded.paths[path].get("loss")
+        slot = self.slot
         self.run_round(path, PHASES, n)
-        loss = loaded.paths[path].get("loss")
-        if loss is None:
-            return None
-        if calls is not None and path == CALLS[J.STEP].path:
-            batch, seconds = self.record.ran[path, "forward"], (perf_counter() - start) / n
-            calls.arm(self, J.STEP, batch, seconds, loaded.feeds(path), {loss: "loss"})
-        return slot.scalar(loaded.symbol(loss).offset)
+        return None if loss is None else slot.scalar(self.loaded.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
