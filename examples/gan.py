@@ -56,7 +56,7 @@ def picture(images: np.ndarray, path: Path) -> None:
     plt.imsave(path, np.kron(sheet, np.ones((4, 4))), cmap="gray_r")
 
 
-def judge(model: cv.Resident, X: np.ndarray, y: np.ndarray, rng: np.random.Generator, path: Path) -> None:
+def judge(model: cv.Model, X: np.ndarray, y: np.ndarray, rng: np.random.Generator, path: Path) -> None:
     """Print how a classifier judges drawn digits, and write some of them into a picture."""
     images = []
     for _ in range(1024 // BATCH):

@@ -42,7 +42,7 @@ def heap_over(store: cv.FileStore) -> cv.CalcHeap:
     return cv.CalcHeap(2 * max(p.heap_bytes for p in programs().values()), store=store)
 
 
-def train_round(model: cv.Resident, number: int) -> bool:
+def train_round(model: cv.Model, number: int) -> bool:
     """The next round of a model, which depends on its number and the rounds done alone; whether it is committed."""
     done = model.facts["epochs"]
     rng = np.random.default_rng([number, done])
@@ -73,7 +73,7 @@ def train_forever(folder: str, durable: bool, seed: int) -> None:
     """The child: rounds of models in any order, committed at once or before the next one of that model begins."""
     rng = np.random.default_rng(seed)
     heap = heap_over(cv.FileStore(folder, durable=durable))
-    models: dict[int, cv.Resident] = {}
+    models: dict[int, cv.Model] = {}
     waiting: set[int] = set()
 
     def commit(number: int) -> None:
@@ -155,9 +155,9 @@ class Alone:
     """Each model in a heap of its own that it never leaves, trained as far as is asked."""
 
     def __init__(self) -> None:
-        self._models: dict[int, cv.Resident] = {}
+        self._models: dict[int, cv.Model] = {}
 
-    def after(self, number: int, rounds: int) -> cv.Resident:
+    def after(self, number: int, rounds: int) -> cv.Model:
         if number not in self._models or self._models[number].facts["epochs"] > rounds:
             self._models[number] = load(cv.CalcHeap("1 MiB"), number)
         model = self._models[number]
@@ -166,7 +166,7 @@ class Alone:
         return model
 
 
-def state(model: cv.Resident) -> list[bytes]:
+def state(model: cv.Model) -> list[bytes]:
     """All that a model is, in the middle of an accumulation its gradient too; without the padding between."""
     with model:
         slot = model.slot

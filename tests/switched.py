@@ -34,12 +34,12 @@ def compiled(net: nn.Layer, optimizer: cv.Optimizer, accumulate: bool = False, *
     return cv.compile(graph, batch_size=BATCH, accumulate=accumulate, **options)
 
 
-def load(heap: cv.CalcHeap, number: int) -> cv.Resident:
+def load(heap: cv.CalcHeap, number: int) -> cv.Model:
     """The model of a number: it chooses program and seed."""
     return heap.create(list(programs().values())[number % len(programs())], seed=number, name=f"model {number}")
 
 
-def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:
+def turn(model: cv.Model, number: int, k: int) -> list[float | None]:
     """A model's turn number ``k``: training of one kind or another, and what it tells."""
     rng = np.random.default_rng([number, k])
     n = int(rng.integers(1, BATCH + 1))
@@ -72,7 +72,7 @@ def alone(number: int, turns: int) -> tuple[list[list[float | None]], bytes]:
     return told, contents(model)
 
 
-def contents(model: cv.Resident) -> bytes:
+def contents(model: cv.Model) -> bytes:
     """Parameters, state, moments and, in the middle of an accumulation, gradients."""
     with model:
         slot = model.slot

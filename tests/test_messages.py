@@ -186,8 +186,6 @@ MISTAKES = [
     ("transpose by text", lambda: cv.transpose(scene().x, "10"), S, "axes '10'"),
     ("slice to 2.5", lambda: scene().x[:, 0:2.5], S, "must be integers"),
     ("constant of nothing", lambda: scene().g.constant("c", np.zeros((0,))), S, "has no elements"),
-    ("heap.remove a name", lambda: shared().heap.remove("model-0"), C, "a model of the heap"),
-    ("heap.commit nothing", lambda: shared().heap.commit(None), C, "a model of the heap"),
     ("FileStore of a number", lambda: cv.FileStore(3), C, "not the path of a folder"),
     ("heap.create seed 2**63", lambda: shared().heap.create(shared().program, seed=2**63), C, "from 0 to 9223372036854775807"),
     ("slice by numbers", lambda: cv.slice(scene().x, 0, 2), S, "starts 0: give a tuple"),
@@ -568,7 +566,7 @@ def test_what_may_be_set_is_what_training_reads(optimizer):
 
     def trained(**slots):
         resident = heap.create(program, seed=1)
-        mapping = resident.hyper()
+        mapping = resident.hyper
         with resident:
             slot = resident.slot
             values = mapping._values(slot)

@@ -550,7 +550,7 @@ def test_more_samples_than_the_batch_are_as_in_python(workers, preprocess):
 
 
 def test_they_look_like_what_they_stand_for():
-    assert [*inspect.signature(cv.Model.step).parameters] == ["self", "x", "y", "more"]
+    assert [*inspect.signature(cv.Model.step).parameters] == ["self", "x", "y", "more", "path"]
     assert "One training step" in cv.Model.step.__doc__ and "One training step" in network().step.__doc__
 
     class Loud(cv.Model):

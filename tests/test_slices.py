@@ -35,7 +35,7 @@ def interrupted(after: float = AFTER) -> Iterator[Callable[[], float]]:
         signal.signal(signal.SIGALRM, before)
 
 
-def straight(workers: int = 1) -> cv.Resident:
+def straight(workers: int = 1) -> cv.Model:
     """A model whose parameters fall by 2**-20 a step, exactly: they tell how many steps they have seen."""
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 8))

@@ -254,9 +254,9 @@ def test_hyperparameters_stay_with_their_model():
     program = programs()["adam"]
     heap = heap_of(program)
     a, b = heap.create(program, seed=1), heap.create(program, seed=2)
-    a.hyper()["learning_rate"] = 0.5
-    b.hyper()["learning_rate"] = 0.25
-    assert (a.hyper()["learning_rate"], b.hyper()["learning_rate"]) == (0.5, 0.25)
+    a.hyper["learning_rate"] = 0.5
+    b.hyper["learning_rate"] = 0.25
+    assert (a.hyper["learning_rate"], b.hyper["learning_rate"]) == (0.5, 0.25)
 
 
 def test_data_and_results_are_gone_and_the_error_says_so():

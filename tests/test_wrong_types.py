@@ -57,14 +57,10 @@ def scene():
     return s
 
 
-def resident(program=None):
-    model = cv.CalcHeap("1 MiB").create(program or programs().plain)
-    model.step(X[:8], Y[:8])
-    return model
-
-
 def model(program=None):
-    return resident(program)
+    made = cv.CalcHeap("1 MiB").create(program or programs().plain)
+    made.step(X[:8], Y[:8])
+    return made
 
 
 def fleet(**options):
@@ -260,30 +256,26 @@ def targets():
         "cv.Model": plain(
             cv.Model, net=nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8, workers=1
         ),
-        "Model.on": plain(cv.Model.on),
         "Model.fit": method(cv.Model, model, "fit", **DATA, **QUIET),
         "Model.evaluate": method(cv.Model, model, "evaluate", **DATA),
         "Model.predict": method(cv.Model, model, "predict", X=X),
         "Model.step": method(cv.Model, model, "step", x=X[:8], y=Y[:8]),
         **{f"Model.{n}": method(cv.Model, model, n, X=X) for n in ("predict_classes", "predict_proba")},
         "Model.bind": (lambda **wrong: model().bind(**{"x": X[:8], "y": Y[:8], **wrong})(), ["x", "y"]),
-        "Model.run_steps": method(cv.Model, model, "run_steps"),
+        "Model.run_steps": method(cv.Model, model, "run_steps", n=1),
         "Model.run": method(cv.Model, model, "run"),
-        "Model.grad": method(cv.Model, model, "grad"),
+        "Model.grad": method(cv.Model, model, "grad", name="linear_1.weight"),
         "Model[]": item(model, "output"),
         "Model[] =": item(model, "input", X[:8]),
         "Model.learning_batch": (lambda n: setattr(model(), "learning_batch", n), ["n"]),
         "Model.hyper[]": item(lambda: model().hyper, "learning_rate"),
         "Model.hyper[] =": item(lambda: model().hyper, "learning_rate", 0.1),
         "History[]": item(lambda: model().fit(X, Y, **QUIET), "loss"),
-        "Resident.reset": method(cv.Resident, resident, "reset"),
-        "Resident.copy": method(cv.Resident, resident, "copy"),
-        "Resident.hyper": method(cv.Resident, resident, "hyper"),
-        "Resident.grad": method(cv.Resident, resident, "grad", name="linear_1.weight"),
-        "Resident.step": (lambda **wrong: resident().step(X[:8], Y[:8], **wrong), ["path"]),
-        "Resident.run_steps": method(cv.Resident, resident, "run_steps", n=1),
-        "Resident.run_section": method(cv.Resident, resident, "run_section", path="learn", phase="forward"),
-        **{f"Resident.{n}": method(cv.Resident, resident, n, path="learn") for n in ("forward", "backward", "optimize", "end_round")},
+        "Model.reset": method(cv.Model, model, "reset"),
+        "Model.copy": method(cv.Model, model, "copy"),
+        "Model.hyper()": (lambda path: model().hyper(path), ["path"]),
+        "Model.run_section": method(cv.Model, model, "run_section", path="learn", phase="forward"),
+        **{f"Model.{n}": method(cv.Model, model, n, path="learn") for n in ("forward", "backward", "optimize", "end_round")},
         "cv.CalcHeap": plain(cv.CalcHeap, memory="1 MiB"),
         "CalcHeap.create": (
             lambda **wrong: cv.CalcHeap("1 MiB").create(**{"program": programs().plain, **wrong}),
@@ -348,8 +340,6 @@ def targets():
         "Exploration.top": method(cv.Exploration, searched, "top"),
         "Exploration.ensemble": method(cv.Exploration, searched, "ensemble", k=1),
         "Trial[]": item(lambda: searched().trials[0], "rate"),
-        "Resident[]": item(resident, "output"),
-        "Resident[] =": item(resident, "input", X[:8]),
         "cv.RayEngine": plain(cv.RayEngine),
         "cv.EarlyStopping": plain(cv.EarlyStopping),
         "cv.ReduceOnPlateau": plain(cv.ReduceOnPlateau),
@@ -410,7 +400,7 @@ def trained():
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
-    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError", "SplitPlan",
+    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "RowSpec", "ShapeError", "SplitPlan",
     "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say

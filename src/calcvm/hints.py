@@ -157,8 +157,7 @@ NAMES: dict[str, dict[str, str]] = {
         "to": 'cv.Model(..., device="cuda")', "cuda": 'cv.Model(..., device="cuda")', "history": "what fit returns",
         "optimizer": "hyper, of its numbers", "lr": 'hyper["learning_rate"]', "learning_rate": 'hyper["learning_rate"]',
         "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
-        "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "the model itself",
-        "on": "the model of the heap itself",
+        "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "parameters, step and others of the model itself",
     },
     "Variable": {
         "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
@@ -311,6 +310,8 @@ def required(function: FunctionType) -> tuple[str, ...]:
 
 def hinted(function: Function) -> Function:
     """The function, with a suggestion in the error for an unknown argument."""
+    if hasattr(function, "is_hinted"):
+        return function
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
@@ -322,6 +323,7 @@ def hinted(function: Function) -> Function:
                 raise
             raise unknown from None
 
+    call.is_hinted = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 
@@ -333,8 +335,9 @@ def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
             made = namespace[name] = hinted(value)
             made.__module__, made.__qualname__ = namespace["__name__"], name  # so that pickle finds it
         elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
-            methods = [n for n in vars(value) if not n.startswith("_")] if name in METHODS else []
-            for method in ["__init__", *methods]:
-                of = vars(value).get(method, value.__init__)
-                if isinstance(of, FunctionType) and not hasattr(of, "made"):  # compiled ones: `methods.native`
-                    setattr(value, method, hinted(of))
+            for cls in [value, *(value.__mro__ if name in METHODS else ())]:
+                public = [n for n in vars(cls) if not n.startswith("_")] if name in METHODS else []
+                for method in ["__init__", *public] if cls.__module__.startswith("calcvm") else ():
+                    of = vars(cls).get(method, cls.__init__)
+                    if isinstance(of, FunctionType) and not hasattr(of, "made"):  # compiled ones: `methods.native`
+                        setattr(cls, method, hinted(of))

@@ -125,8 +125,8 @@ def test_sections(gpu):
         m.optimize("learn")
         m.end_round("learn")
     np.testing.assert_allclose(models[1]["loss"], models[0]["loss"], rtol=1e-6)
-    models[1].hyper()["learning_rate"] = 0.5
-    assert models[1].hyper()["learning_rate"] == 0.5
+    models[1].hyper["learning_rate"] = 0.5
+    assert models[1].hyper["learning_rate"] == 0.5
 
 
 # ---------------------------------------------------------------- many models

@@ -369,14 +369,14 @@ def _read(base: Base, data: bytes, folder: Path) -> Any:
         raise
 
 
-def _saved(resident: cv.Resident) -> bytes:
+def _saved(resident: cv.Model) -> bytes:
     file = io.BytesIO()
     resident.save(file)
     resident.heap.close()
     return file.getvalue()
 
 
-def _run(resident: cv.Resident, rng: np.random.Generator) -> str:
+def _run(resident: cv.Model, rng: np.random.Generator) -> str:
     resident.record.workers = min(resident.record.workers, 2)
     model = resident
     x, y = samples(resident.program, rng)

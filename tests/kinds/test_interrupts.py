@@ -246,7 +246,7 @@ def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypat
         "load": lambda w: w.heap.create(w.program, seed=3, name="new"),
         "copy": lambda w: w.model.copy("new"),
         "close": lambda w: w.heap["model"].close() if "model" in w.heap else None,
-        "remove": lambda w: w.heap.remove(w.model),
+        "remove": lambda w: w.model.close(),
         "add": lambda w: w.fleet.add(w.program, data=(X, Y), validation=(X, Y), seed=1, name="new"),
         "handle": lambda w: w.handle.close(),
         "open": lambda w: w.heap.open("model"),

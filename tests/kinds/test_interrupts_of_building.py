@@ -147,7 +147,7 @@ def linked(w):
 
 def kept_code(w):
     """What was compiled is written to the cache, which holds whole files and no others."""
-    _native._write("calcvm_any", _native.Compiled(CODE, b"code", {}), host())
+    _native._write("calcvm_any", _native.ObjectCode(CODE, b"code", {}), host())
     return [(path.name, path.read_bytes()) for path in _native.folder(CODE, host()).iterdir()]
 
 

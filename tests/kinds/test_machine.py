@@ -124,19 +124,15 @@ class Twin:
 class Entry:
     """A model of the heap and its twin."""
 
-    def __init__(self, resident: cv.Resident, twin: Twin):
-        self, self.twin = resident, twin
-
-    @property
-    def model(self) -> cv.Model:
-        return self
+    def __init__(self, resident: cv.Model, twin: Twin):
+        self.model, self.twin = resident, twin
 
     def check(self) -> None:
-        for name, value in self.parameters.items():
+        for name, value in self.model.parameters.items():
             np.testing.assert_allclose(value, self.twin.p[name], rtol=0, atol=TOLERANCE, err_msg=name)
         assert self.model.epochs_done == self.twin.epochs
         assert self.model.learning_batch == self.twin.learning
-        assert self.seed == self.twin.seed
+        assert self.model.seed == self.twin.seed
         assert self.model.hyper["learning_rate"] == self.twin.rate
 
 
@@ -215,14 +211,14 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH)
     def copy(self, which: int) -> None:
         entry, name = self.pick(which), self.new_name()
-        self.entries[name] = Entry(entry.copy(name), deepcopy_of(entry.twin))
+        self.entries[name] = Entry(entry.model.copy(name), deepcopy_of(entry.twin))
         self.entries[name].check()
 
     @some
     @rule(which=WHICH)
     def close(self, which: int) -> None:
         entry = self.pick(which)
-        name, resident = entry.name, entry
+        name, resident = entry.model.name, entry.model
         resident.close()
         del self.entries[name]
         if self.on_disk:
@@ -261,7 +257,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, seed=SEEDS)
     def reset(self, which: int, seed: int) -> None:
         entry = self.pick(which)
-        entry.reset(seed)
+        entry.model.reset(seed)
         entry.twin.reset(seed)
         entry.check()
 
@@ -307,16 +303,16 @@ class Machine(RuleBasedStateMachine):
     def accumulate(self, which: int, size: int, seed: int, look: bool) -> None:
         """Forward and backward by hand: the gradient adds up, where the program does; a look at the model after it."""
         entry, (X, t) = self.pick(which), samples(size, seed)
-        entry["input"], entry["target"] = X, t
-        entry.forward("learn")
-        assert entry["loss"] == pytest.approx(entry.twin.loss(X, t), rel=0, abs=TOLERANCE)
-        entry.backward("learn")
+        entry.model["input"], entry.model["target"] = X, t
+        entry.model.forward("learn")
+        assert entry.model["loss"] == pytest.approx(entry.twin.loss(X, t), rel=0, abs=TOLERANCE)
+        entry.model.backward("learn")
         before = deepcopy_of(entry.twin)
         if not entry.twin.kind.adds_up:
             before.drop()
         before.backward(X, t)
         for name in NAMES:
-            np.testing.assert_allclose(entry.grad(name), before.sum[name], rtol=0, atol=TOLERANCE, err_msg=name)
+            np.testing.assert_allclose(entry.model.grad(name), before.sum[name], rtol=0, atol=TOLERANCE, err_msg=name)
         if entry.twin.kind.adds_up:
             entry.twin.sum, entry.twin.open = before.sum, True
         if look:
@@ -329,8 +325,8 @@ class Machine(RuleBasedStateMachine):
         """What has added up becomes an update, whatever has been done in between."""
         entries = [entry for entry in self.entries.values() if entry.twin.open]
         entry = entries[which % len(entries)]
-        entry.optimize("learn")
-        entry.end_round("learn")
+        entry.model.optimize("learn")
+        entry.model.end_round("learn")
         entry.twin.update()
         entry.check()
 
@@ -347,8 +343,8 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, factor=st.sampled_from([0.5, -1.0]))
     def write(self, which: int, factor: float) -> None:
         entry = self.pick(which)
-        with entry:
-            entry.parameters[NAMES[2]][...] *= factor
+        with entry.model:
+            entry.model.parameters[NAMES[2]][...] *= factor
         entry.twin.p[NAMES[2]] = entry.twin.p[NAMES[2]] * factor
         entry.check()
 
@@ -368,7 +364,7 @@ class Machine(RuleBasedStateMachine):
     def refuse(self, which: int) -> None:
         """What cannot be is an error, and changes nothing."""
         entry = self.pick(which)
-        model, resident, (X, t) = entry.model, entry, samples(2, 0)
+        model, resident, (X, t) = entry.model, entry.model, samples(2, 0)
         many = samples(entry.twin.kind.batch + 1, 0)
         refused("above the planned", lambda: model.step(*many))
         refused("do not fit|has rank", lambda: model.step(X[:, :2], t))
@@ -420,7 +416,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "heap"):
             return
         for heap, entries in (self.heap, self.entries), (self.fleet.heap, self.handles):
-            inside = [e.program.heap_bytes for e in entries.values() if e.record.slot is not None]
+            inside = [e.model.program.heap_bytes for e in entries.values() if e.model.record.slot is not None]
             assert heap.free_bytes == heap.nbytes - sum(-(-n // 64) * 64 for n in inside)
         assert self.heap.names == sorted([*self.entries, *self.asleep])
 

@@ -143,10 +143,10 @@ def test_steps_of_threads_are_all_counted(whole):
     def look():
         for _ in range(n):
             assert float(model["w"][0, 0]).is_integer()
-            assert 0 <= model.hyper()["t"] <= 6 * n
+            assert 0 <= model.hyper["t"] <= 6 * n
 
     fine(at_once(whole_steps, parts, sections, whole_steps, parts, sections, look, look))
-    assert model["w"][0, 0] == -6 * n and model.hyper()["t"] == 6 * n
+    assert model["w"][0, 0] == -6 * n and model.hyper["t"] == 6 * n
 
 
 def test_whole_trainings_follow_each_other():

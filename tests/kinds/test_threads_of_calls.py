@@ -243,7 +243,7 @@ class Counting:
         out = []
         for r in self.models:
             with r:
-                out.append((-float(r[WEIGHT][0, 0]), r.hyper()["t"], r.epochs_done))
+                out.append((-float(r[WEIGHT][0, 0]), r.hyper["t"], r.epochs_done))
         return out
 
 
@@ -284,9 +284,9 @@ def many_steps(r):
 
 def rate(r):
     with r:
-        r.hyper()["learning_rate"] = 2
+        r.hyper["learning_rate"] = 2
         r.step(*BATCH)
-        r.hyper()["learning_rate"] = 1
+        r.hyper["learning_rate"] = 1
     return 2, 1, 0
 
 
@@ -299,7 +299,7 @@ def views(r):
 def begun_anew(r):
     """Reset, and then as many steps as there had been falls."""
     with r:
-        before, steps, epochs = int(-r[WEIGHT][0, 0]), r.hyper()["t"], r.epochs_done
+        before, steps, epochs = int(-r[WEIGHT][0, 0]), r.hyper["t"], r.epochs_done
         r.reset(1)
         if before:
             r["input"], r["target"] = BATCH
@@ -308,7 +308,7 @@ def begun_anew(r):
 
 
 def fitted(r):
-    r = r
+
     assert len(r.fit(*DATA, 2, progress=False)["loss"]) == 2
     return 4, 4, 2
 
@@ -365,7 +365,7 @@ def stepped(r):
 def changed_nothing(r):
     refused(lambda: r.step(ONE[:, :0], ONE))
     refused(lambda: r.run_steps(0))
-    refused(lambda: r.hyper().__setitem__("learning_rate", "much"))
+    refused(lambda: r.hyper.__setitem__("learning_rate", "much"))
     return 0, 0, 0
 
 
@@ -606,7 +606,7 @@ def test_all_of_a_fleet_at_once(place, tmp_path, whole):
         lambda rng: [check(h) for h in [*fleet.handles.values()][:6]],
         lambda rng: (str(fleet.results), repr(fleet.results), fleet.results.column("epochs"), repr(fleet), fleet.free_bytes),
         lambda rng: fleet.heap.flush(),
-        lambda rng: [*fleet.handles.values()][rng.integers(6)].commit(),
+        lambda rng: [*fleet.handles.values()][rng.integers(6)].model.commit(),
         lambda rng: fleet.handles["model-0"].stop("enough"),
         lambda rng: [(h.losses, h.metrics, repr(h), h.model.predict(DATA[0])) for h in [*fleet.handles.values()][:6]],
     ]  # fmt: skip
@@ -656,7 +656,7 @@ def test_names_of_a_fleet_are_each_models_own(whole):
                 assert "the fleet has a model 'kept'" in str(error)
 
         out = [h for h in fine(at_once(*[known] * N_THREADS)) if h is not None]
-        assert out == [fleet.handles["kept"]] and out[0] is kept
+        assert out == [fleet.handles["kept"]] and out[0].model is kept
         fleet.fit(2, progress=False)
         assert all(h.model[WEIGHT] == -8 for h in fleet.handles.values())
 

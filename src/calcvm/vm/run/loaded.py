@@ -177,8 +177,10 @@ class Loaded(Uncopied):
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
         """A path by name; the default is path learn if that trains, else the first path that does."""
-        trained = [p for p, facts in self.paths.items() if facts["backward"]] if path is None else [path]
-        name = "learn" if "learn" in trained else next(iter(trained), None)
+        name: Any = path
+        if path is None:
+            trained = [p for p, facts in self.paths.items() if facts["backward"]]
+            name = "learn" if "learn" in trained else next(iter(trained), None)
         if not isinstance(name, str) or name not in self._spans:
             there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
             raise CalcError("no path trains" if path is None else there)
