@@ -146,7 +146,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "split_model": (
         {

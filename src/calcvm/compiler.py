@@ -319,25 +319,30 @@ def _figures() -> Any:
         return Figures()
 
 
-class Options(TypedDict, total=False):
-    """The options of `plan`."""
+class PlanOptions(TypedDict, total=False):
+    """The options of `plan` that a `Model` hands on."""
 
-    batch_size: int | None
-    memory: int | str | None
     dtype: str
     device: str
     workers: int | None
-    accumulate: bool
     keep: Iterable[str]
     mode: str | None
     precision: str
     recompute: bool
     solver_seconds: float
-    progress: bool | Callable[[float, float, float], None]
     objective: str
     page_bytes: int | str | None
     page_bandwidth: float
     costs: str | Table
+
+
+class Options(PlanOptions, total=False):
+    """The options of `plan`."""
+
+    batch_size: int | None
+    memory: int | str | None
+    accumulate: bool
+    progress: bool | Callable[[float, float, float], None]
 
 
 plan_of = plan  # under a name that `compile` does not use itself

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any, TypeVar
@@ -327,6 +327,34 @@ def hinted(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
+def takes(*functions: Callable[..., Any], without: Sequence[str]) -> Callable[[Function], Function]:
+    """A function whose ``**options`` are the parameters of other functions, except some: its signature names them all."""
+
+    def named(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = {name: p for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        others = {
+            name: p for of in functions for name, p in inspect.signature(of).parameters.items() if name not in without
+        }
+        more = {
+            name: p.replace(kind=p.KEYWORD_ONLY, default=None if p.default is p.empty else p.default)
+            for name, p in others.items()
+            if name not in own
+        }
+        known = {*own, *more}
+
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            if wrong := [name for name in options if name not in known]:
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {wrong[0]!r}")
+            return function(*args, **options)
+
+        call.__signature__ = signature.replace(parameters=[*own.values(), *more.values()])  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return named
+
+
 def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
     """Add such hints to the functions and classes of a module, and to the methods of some classes (`METHODS`)."""
     for name in names:
@@ -338,6 +366,6 @@ def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
             for cls in [value, *(value.__mro__ if name in METHODS else ())]:
                 public = [n for n in vars(cls) if not n.startswith("_")] if name in METHODS else []
                 for method in ["__init__", *public] if cls.__module__.startswith("calcvm") else ():
-                    of = vars(cls).get(method, cls.__init__)
+                    of = vars(cls).get(method, cls.__init__)  # type: ignore[misc]
                     if isinstance(of, FunctionType) and not hasattr(of, "made"):  # compiled ones: `methods.native`
                         setattr(cls, method, hinted(of))

@@ -8,7 +8,7 @@ from functools import wraps
 from io import BytesIO
 from os import PathLike
 from sys import intern
-from typing import Any, BinaryIO, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,15 +21,12 @@ from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
 from calcvm.model.history import History
-from calcvm.model.networks import build_graph
+from calcvm.model.networks import GraphOptions, build_graph
 from calcvm.model.roles import Roles
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
 from calcvm.ops.dims import show
-from calcvm.optim import Optimizer
 from calcvm.planner import Plan
-from calcvm.planner.costs.reckoned import Table
-from calcvm.planner.paging import BANDWIDTH
 from calcvm.tables import Lines, preformatted
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
@@ -43,6 +40,9 @@ from calcvm.vm.run import job as J
 from calcvm.vm.run.feeds import IN_PLACE, readable
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 BATCH = 32  # default batch size
@@ -63,6 +63,22 @@ def _training(method: Method) -> Method:
                 record.trains = 0
 
     return whole  # type: ignore[return-value]
+
+
+class ModelOptions(compiler.PlanOptions, total=False):
+    """The options of a `Model`."""
+
+    batch_size: int | None
+    learning_batch: int | None
+    memory: int | str | None
+    seed: int
+    page_folder: str | PathLike[str] | None
+    heap: CalcHeap | None
+    name: str | None
+
+
+class NetworkOptions(ModelOptions, GraphOptions, total=False):
+    """The options of a `Model` of layers."""
 
 
 @hints.names_of_others
@@ -127,125 +143,35 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     _plan: Plan | None = None
 
     @overload
-    def __init__(
-        self,
-        net: nn.Layer,
-        *,
-        input_shape: tuple[int, ...],
-        loss: str | Callable[..., Any] = ...,
-        optimizer: Optimizer | str | type[Optimizer],
-        batch_size: int | None = ...,
-        learning_batch: int | None = ...,
-        target_shape: tuple[int, ...] | None = ...,
-        preprocess: nn.Layer | None = ...,
-        metrics: Iterable[str | Callable[..., Any]] | None = ...,
-        train_metrics: bool = ...,
-        sample_weight: bool = ...,
-        rates: Mapping[str, float] | None = ...,
-        input_dtype: Any = ...,
-        target_dtype: Any = ...,
-        channels_last: bool = ...,
-        ignore_index: int | None = ...,
-        keep: Iterable[str] = ...,
-        memory: int | str | None = ...,
-        seed: int = ...,
-        dtype: str = ...,
-        device: str = ...,
-        workers: int | None = ...,
-        mode: str | None = ...,
-        precision: str = ...,
-        recompute: bool = ...,
-        solver_seconds: float = ...,
-        objective: str = ...,
-        costs: str | Table = ...,
-        page_bytes: int | str | None = ...,
-        page_bandwidth: float = ...,
-        page_folder: str | PathLike[str] | None = ...,
-        heap: CalcHeap | None = ...,
-        name: str | None = ...,
-    ) -> None: ...
+    def __init__(self, net: nn.Layer, **options: Unpack[NetworkOptions]) -> None: ...
     @overload
-    def __init__(
-        self,
-        net: CalcGraph,
-        *,
-        batch_size: int | None = ...,
-        learning_batch: int | None = ...,
-        keep: Iterable[str] = ...,
-        memory: int | str | None = ...,
-        seed: int = ...,
-        dtype: str = ...,
-        device: str = ...,
-        workers: int | None = ...,
-        mode: str | None = ...,
-        precision: str = ...,
-        recompute: bool = ...,
-        solver_seconds: float = ...,
-        objective: str = ...,
-        costs: str | Table = ...,
-        page_bytes: int | str | None = ...,
-        page_bandwidth: float = ...,
-        page_folder: str | PathLike[str] | None = ...,
-        heap: CalcHeap | None = ...,
-        name: str | None = ...,
-    ) -> None: ...
+    def __init__(self, net: CalcGraph, **options: Unpack[ModelOptions]) -> None: ...
+    @hints.takes(build_graph, compiler.plan, without=("net", "graph", "accumulate", "progress"))
     def __init__(
         self,
         net: nn.Layer | CalcGraph,
         *,
-        input_shape: tuple[int, ...] | None = None,
-        loss: Any = None,
-        optimizer: Any = None,
         batch_size: int | None = None,
         learning_batch: int | None = None,
-        target_shape: tuple[int, ...] | None = None,
-        preprocess: nn.Layer | None = None,
-        metrics: Iterable[Any] | None = None,
-        train_metrics: bool = False,
-        sample_weight: bool = False,
-        rates: Mapping[str, float] | None = None,
-        input_dtype: Any = None,
-        target_dtype: Any = None,
-        channels_last: bool = False,
-        ignore_index: int | None = None,
-        keep: Iterable[str] = (),
         memory: int | str | None = None,
         seed: int = 0,
-        dtype: str = "float32",
-        device: str = "cpu",
-        workers: int | None = None,
-        mode: str | None = None,
-        precision: str = "float32",
-        recompute: bool = True,
-        solver_seconds: float = 0.0,
-        objective: str = "speed",
-        costs: str | Table = "reckoned",
-        page_bytes: int | str | None = None,
-        page_bandwidth: float = BANDWIDTH,
         page_folder: str | PathLike[str] | None = None,
         heap: CalcHeap | None = None,
         name: str | None = None,
-    ):
+        **options: Any,
+    ) -> None:
         if heap is not None:
             checks.one_of("Model: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         if learning_batch is not None:
             learning_batch = checks.integer("learning_batch", learning_batch)
         if batch_size is None and memory is None:
             batch_size = min(BATCH, learning_batch or BATCH)
-        of_layers = {
-            "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
-            "preprocess": preprocess, "metrics": metrics, "train_metrics": None if train_metrics is False else train_metrics,
-            "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
-            "input_dtype": input_dtype, "target_dtype": target_dtype, "channels_last": None if channels_last is False else channels_last,
-            "ignore_index": ignore_index,
-        }  # fmt: skip
-        graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
+        planned = {what: options.pop(what) for what in [*options] if what in compiler.PlanOptions.__annotations__}
+        graph = _graph(
+            net, {what: value for what, value in options.items() if value is not None and value is not False}
+        )
         accumulate = learning_batch is not None
-        self._plan = compiler.plan(
-            graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
-            accumulate=accumulate, keep=keep, mode=mode, precision=precision, recompute=recompute,
-            solver_seconds=solver_seconds, objective=objective, costs=costs, page_bytes=page_bytes, page_bandwidth=page_bandwidth,
-        )  # fmt: skip
+        self._plan = compiler.plan(graph, batch_size=batch_size, memory=memory, accumulate=accumulate, **planned)
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:
             check_learning_batch(program, learning_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from calcvm import checks, nn
 from calcvm import functions as F
@@ -13,6 +13,9 @@ from calcvm.graph import CalcGraph, Operation, Variable, apply, ask, check_score
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Required
 
 SOFTMAX, BINARY = "softmax_cross_entropy", "binary_cross_entropy"
 LOSS_WANTED = "a function of (output, target) that returns a variable of one element"
@@ -83,6 +86,24 @@ METRICS: dict[str, Callable[..., Variable]] = {
     "huber": F.huber,
     "rmse": F.rmse,
 }
+
+
+class GraphOptions(TypedDict, total=False):
+    """The options of `build_graph`."""
+
+    input_shape: Required[tuple[int, ...]]
+    optimizer: Required[Optimizer | str | type[Optimizer]]
+    loss: str | Callable[..., Any]
+    target_shape: tuple[int, ...] | None
+    preprocess: nn.Layer | None
+    metrics: Iterable[str | Callable[..., Any]] | None
+    sample_weight: bool
+    rates: Mapping[str, float] | None
+    input_dtype: Any
+    target_dtype: Any
+    channels_last: bool
+    train_metrics: bool
+    ignore_index: int | None
 
 
 def build_graph(
