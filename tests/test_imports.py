@@ -141,7 +141,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
-    "split": (
+    "split_model": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "frozen", "compiler"}
         | {"system", "without_signals"}
         | VM,
@@ -167,7 +167,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         ALL_LOWER
         | {
             "compiler",
-            "split",
+            "split_model",
             "indexed",
             "model",
             "fleet",

@@ -20,7 +20,7 @@ from calcvm import planner
 from calcvm.planner.split import assignment
 from calcvm.planner.split.assignment import FEW, assign
 from calcvm.planner.split.problem import AssignmentProblem, Read, problem_of
-from calcvm.split import plan as devices
+from calcvm.split_model import plan as devices
 from tests.conftest import ENOUGH
 
 

@@ -47,7 +47,7 @@ if _TYPE_CHECKING:
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
     from calcvm.graph_text import read_graph
     from calcvm.indexed import einsum, equation, indexes
-    from calcvm.split import Processor, SplitModel, SplitPlan, plan_devices
+    from calcvm.split_model import Processor, SplitModel, SplitPlan, plan_devices
 
 __version__ = "0.1.0"
 
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> object:
     if name == "zoo":
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
-        return _later_name(name, "calcvm.split")
+        return _later_name(name, "calcvm.split_model")
     if name == "read_graph":
         return _later_name(name, "calcvm.graph_text")
     if name in ("einsum", "equation", "indexes"):

@@ -18,8 +18,8 @@ from calcvm.planner import Plan
 from calcvm.planner.lifetimes import Machine
 from calcvm.planner.split.assignment import assign
 from calcvm.planner.split.problem import Assigned, AssignmentProblem, Site, problem_of, shared_values
-from calcvm.split.parts import Parts, Stretch, parts_of
-from calcvm.split.processor import Processor
+from calcvm.split_model.parts import Parts, Stretch, parts_of
+from calcvm.split_model.processor import Processor
 from calcvm.tables import duration, laid_out, preformatted
 from calcvm.vm.program.encoding import ITEMSIZE
 

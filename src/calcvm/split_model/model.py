@@ -15,9 +15,9 @@ from calcvm.errors import CalcError, Uncopied
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
 from calcvm.planner.split.problem import shared_values
-from calcvm.split.parts import Copy, Stretch
-from calcvm.split.plan import SplitPlan
-from calcvm.split.processor import Processor, on_cores
+from calcvm.split_model.parts import Copy, Stretch
+from calcvm.split_model.plan import SplitPlan
+from calcvm.split_model.processor import Processor, on_cores
 from calcvm.system import give_back
 from calcvm.vm.memory.cuda import DeviceMemory
 from calcvm.vm.memory.heap import CalcHeap

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from calcvm.split.model import SplitModel
-from calcvm.split.plan import SplitPlan, plan_devices
-from calcvm.split.processor import Processor
+from calcvm.split_model.model import SplitModel
+from calcvm.split_model.plan import SplitPlan, plan_devices
+from calcvm.split_model.processor import Processor
 
 __all__ = ["Processor", "SplitModel", "SplitPlan", "plan_devices"]
