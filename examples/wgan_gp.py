@@ -38,7 +38,7 @@ def build() -> cv.CalcGraph:
         between = share * real + (1 - share) * fake
         of_real, of_drawn, score = (critic.build(x, "critic.", training=True) for x in (real, fake, between))
         slope = cv.gradient(cv.sum(score), between)
-        norm = cv.sqrt(cv.sum(cv.square(slope), axes=1))
+        norm = cv.sqrt(cv.sum(cv.square(slope), axis=1))
         penalty = cv.mean(cv.square(norm - 1.0)).rename("penalty")
         distance = (cv.mean(of_real) - cv.mean(of_drawn)).rename("distance")
         path.minimize(PENALTY * penalty - distance, adam, parameters=g.parameters("critic."))

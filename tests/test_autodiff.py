@@ -88,7 +88,7 @@ def test_sums_over_axes_that_are_no_neighbours(name, axes, rows):
     g = cv.CalcGraph()
     x = g.placeholder("x", shape)
     with g.path("p"):
-        y = getattr(cv, name)(x, axes=axes, keepdims=True)  # noqa: F841
+        y = getattr(cv, name)(x, axis=axes, keepdims=True)  # noqa: F841
     assert len(emitted(g, "p")) == rows
     m = load(g, dtype="float64", workers=2)
     data = RNG.standard_normal([n or 5 for n in shape])

@@ -154,7 +154,7 @@ def test_rows_of_every_kind_can_be_measured(workers: int) -> None:
     g = cv.CalcGraph()
     data, label = g.placeholder("x", (None, 300, 300), dtype="int32"), g.placeholder("t", (None,), dtype="int64")
     with g.path("learn", backward=True) as learn:
-        h = cv.dropout(cv.relu(cv.mean(data * 1.5, axes=2)), 0.1)
+        h = cv.dropout(cv.relu(cv.mean(data * 1.5, axis=2)), 0.1)
         y = cv.matmul(h, g.parameter("w", (300, 5)))
         loss = cv.softmax_cross_entropy(y, label) + 1e-3 * cv.sum(h * h)
         learn.minimize(loss, optimizer=cv.Adam(1e-3, weight_decay=0.1), output=y)

@@ -134,7 +134,7 @@ def test_operators_by_hand():
     x, t = g.placeholder("x", (None, 4, 3)), g.placeholder("t", (None, 3))
     W, s = g.parameter("W", (3, 3)), g.parameter("s", (4, 1), init=cv.init.Uniform(0.5, 1.5))
     with g.path("learn", backward=True) as learn:
-        y = cv.softmax(cv.max(x * s @ W, axes=1) / cv.exp(cv.mean(cv.abs(x), axes=1)))
+        y = cv.softmax(cv.max(x * s @ W, axis=1) / cv.exp(cv.mean(cv.abs(x), axis=1)))
         y = cv.concat([y[:, 1:], y[:, :1]], axis=1) ** 1.5 * cv.where(t > 0, t, cv.square(t))
         learn.minimize(cv.mean(cv.log(y + 2.0)), optimizer=cv.SGD(1e-3))
     check(g, {"x": RNG.normal(size=(5, 4, 3)), "t": RNG.normal(size=(5, 3))})

@@ -45,15 +45,15 @@ def log_mean(y, t):
 
 def correlation(y, t):
     def m(v):
-        return cv.mean(v, axes=0)
+        return cv.mean(v, axis=0)
 
     return cv.sum(
-        (m(y * t) - m(y) * m(t)) / cv.sqrt((m(y * y) - cv.square(m(y))) * (m(t * t) - cv.square(m(t)))), axes=None
+        (m(y * t) - m(y) * m(t)) / cv.sqrt((m(y * y) - cv.square(m(y))) * (m(t * t) - cv.square(m(t)))), axis=None
     )
 
 
 def norm_of_mean(y, t):
-    return cv.sqrt(cv.sum_squares(cv.mean(y - t, axes=0)))
+    return cv.sqrt(cv.sum_squares(cv.mean(y - t, axis=0)))
 
 
 def rmse(y, t):

@@ -89,7 +89,7 @@ def test_gradients_of_anything_are_variables_that_operators_read(how, accumulate
     X, W = g.placeholder("x", (None, 3)), g.parameter("w", (3, 2), init=w)
     with g.path("learn", backward=True) as learn:
         H = X @ W
-        F = cv.sum(cv.square(H) * cv.sum(X, axes=1, keepdims=True))
+        F = cv.sum(cv.square(H) * cv.sum(X, axis=1, keepdims=True))
         dx, dh = cv.gradient(F, X), cv.gradient(F, H)
         cv.gradient(F, W).rename("dw")
         cv.sum(cv.square(dx)).rename("norm")

@@ -185,7 +185,7 @@ def interleaved() -> CalcGraph:
     with g.path("second"):
         y = cv.conv2d(x, W)
     with g.extend("first"):
-        cv.mean(W * 2.0, axes=(1, 2))
+        cv.mean(W * 2.0, axis=(1, 2))
     with g.path("third"):
         z = cv.tanh(y)
     with g.extend("second") as second:

@@ -127,8 +127,17 @@ SAID: list[tuple[Callable[[], Any], str]] = [
     (lambda: cv.EarlyStopping(monitor="val_loss"), r"did you mean figure=\?"),
     (lambda: cv.explore(verbose=2), r"explore has no argument 'verbose': did you mean progress=\?"),
     (lambda: cv.plan(None, num_threads=2), r"did you mean workers=\?"),
-    (lambda: cv.sum(None, axis=1), r"sum has no argument 'axis': did you mean axes=\?"),
-    (lambda: cv.max(None, dim=1), r"max has no argument 'dim': did you mean axes=\?"),
+    (lambda: cv.sum(None, axes=1), r"sum has no argument 'axes': did you mean axis=\?"),
+    (lambda: variable().sum(axes=1), r"sum has no argument 'axes': did you mean axis=\?"),
+    (lambda: cv.max(None, dim=1), r"max has no argument 'dim': did you mean axis=\?"),
+    (lambda: cv.transpose(None, axis=(1, 0)), r"transpose has no argument 'axis': did you mean axes=\?"),
+    (lambda: cv.transpose(None, dims=(1, 0)), r"transpose has no argument 'dims': did you mean axes=\?"),
+    (lambda: cv.layer_norm(None, axes=2), r"layer_norm has no argument 'axes': did you mean normalized_axes=\?"),
+    (lambda: cv.rms_norm(None, axis=2), r"rms_norm has no argument 'axis': did you mean normalized_axes=\?"),
+    (lambda: nn.LayerNorm(axes=2), r"LayerNorm has no argument 'axes': did you mean normalized_axes=\?"),
+    (lambda: nn.RMSNorm(axes=2), r"RMSNorm has no argument 'axes': did you mean normalized_axes=\?"),
+    (lambda: cv.split(None, indices_or_sections=2), r"split has no argument 'indices_or_sections': did you mean sections=\?"),
+    (lambda: cv.stack(arrays=[]), r"stack has no argument 'arrays': did you mean variables=\?"),
 ]  # fmt: skip
 NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.Dense, r"module 'calcvm.nn' has no 'Dense': did you mean nn.Linear\?"),
@@ -142,7 +151,9 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: cv.History().history, r'did you mean history\["loss"\]'),
     (lambda: cv.History().epocs, "did you mean epochs"),
     (lambda: variable().shap, r"a Variable has no 'shap': did you mean shape\?"),
-    (lambda: variable().T, r"did you mean cv.transpose\(x\)\?"),
+    (lambda: variable().permute, r"a Variable has no 'permute': did you mean transpose\?"),
+    (lambda: variable().unsqueeze, r"did you mean cv.expand_dims\(x, axis\)\?"),
+    (lambda: cv.unsqueeze, r"did you mean cv.expand_dims\?"),
     (lambda: cv.log10, r"module 'calcvm' has no 'log10': calcvm has none yet: declare it by its formulas"),
     (lambda: cv.arcsin, r"module 'calcvm' has no 'arcsin': did you mean cv.asin\?"),
 ]
@@ -222,11 +233,14 @@ def test_what_an_object_tells_of_itself_cannot_be_set() -> None:
 # ---------------------------------------------------------------- variables are no arrays
 def test_a_variable_names_the_function_for_every_method_of_others() -> None:
     x = variable()
-    names = [*FUNCTIONS, *IMAGES]
+    names = [name for name in (*FUNCTIONS, *IMAGES) if not hasattr(cv.Variable, name)]
     for name in names:
         with pytest.raises(hints.UnknownName, match=rf"a Variable has no '{name}': did you mean cv.{name}\("):
             getattr(x, name)
     assert len(names) > 90 and "conv2d" in names
+    for name in ("sum", "mean", "std", "transpose"):
+        with pytest.raises(cv.CalcError, match=f"np.{name} takes arrays.* use x.{name}"):
+            getattr(np, name)(x)
 
 
 @pytest.mark.parametrize("name", hints.NONE_YET)
@@ -331,8 +345,8 @@ class Loss:
 
 ERRORS: list[Callable[..., Any]] = [
     lambda o, t: {}["key"], lambda o: cv.mean(o), lambda o, t: np.zeros(3)[9], lambda o, t: math.exp(o), Loss(),
-    lambda o, t: o.mean(), lambda o, t: cv.sum(o, axis=1) if o else t, lambda o, t: 1 / 0, lambda o, t: o.item(),
-    lambda o, t: cv.sum(o, axis=1), lambda o, t: [*o], lambda o, t: np.exp(o),
+    lambda o, t: o.median(), lambda o, t: cv.sum(o, axes=1) if o else t, lambda o, t: 1 / 0, lambda o, t: o.item(),
+    lambda o, t: cv.sum(o, axes=1), lambda o, t: [*o], lambda o, t: np.exp(o),
 ]  # fmt: skip
 
 

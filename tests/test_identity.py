@@ -88,7 +88,7 @@ def test_views_of_results_placeholders_and_parameters_are_read_in_every_path():
         cv.reshape(W, (2, 3)).rename("V")
     with g.path("second") as second:
         again = cv.reshape(flat_h, (None, 3, 2))
-        cv.sum(again, axes=(1, 2)).rename("summed")
+        cv.sum(again, axis=(1, 2)).rename("summed")
         second.output = cv.reshape(flat_x, (None, 2, 3)).rename("output")
     with g.path("third") as third:
         third.output = flat_h
@@ -361,7 +361,7 @@ def test_a_parameter_behind_an_input_without_a_gradient_is_refused(view):
     g = cv.CalcGraph()
     x, p = g.placeholder("x", (None, 3)), g.parameter("p", (3,), init=np.ones(3))
     with g.path("learn", backward=True) as learn:
-        metric = cv.apply("rmse", cv.reshape(p, (3,)) if view else p, cv.mean(x, axes=0))
+        metric = cv.apply("rmse", cv.reshape(p, (3,)) if view else p, cv.mean(x, axis=0))
         learn.minimize(metric + cv.mean(x * p), cv.SGD(0.1))
     with pytest.raises(cv.UnsupportedOperator, match="'rmse' has no gradient for its input .*trainable=False"):
         cv.compile(g, batch_size=4)

@@ -55,7 +55,8 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "ops": ({"equations", "errors", "formulas", "lazy", "frozen"}, set()),
     "init": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "frozen"}, {"numpy"}),
-    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
+    # functions: types of the methods that it sets
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables", "functions"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),

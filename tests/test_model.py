@@ -94,7 +94,7 @@ def test_weights_go_with_their_samples_into_shares_batches_and_files():
 
 def test_a_loss_of_ones_own_gives_a_term_a_sample():
     def terms(y, t):
-        return cv.mean(cv.square(y - t), axes=-1)
+        return cv.mean(cv.square(y - t), axis=-1)
 
     own = classifier(loss=terms, sample_weight=True, dtype="float64")
     named = classifier(loss="mse", sample_weight=True, dtype="float64")

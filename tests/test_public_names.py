@@ -1,9 +1,14 @@
 """The paper's algorithms 2 to 6 with the public names, word for word, and what surrounds them."""
 
+import inspect
+import pkgutil
+
 import numpy as np
 import pytest
 
 import calcvm as cv
+from calcvm.functions import __all__ as FUNCTIONS
+from calcvm.images import __all__ as IMAGES
 
 
 def test_algorithms_2_to_6():
@@ -138,3 +143,113 @@ def test_integers_pick_along_an_axis():
                            (lambda: x[:, True], "a slice with step 1, or an integer"), (lambda: x[:, 0, 0, 0], "at most 3")):  # fmt: skip
             with pytest.raises(cv.ShapeError, match=why):
                 wrong()
+
+
+def softmax(a: np.ndarray, axis: int = -1) -> np.ndarray:
+    e = np.exp(a - a.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def cross_entropy(a: np.ndarray, axis: int = -1) -> np.ndarray:
+    return -np.log(softmax(np.moveaxis(a, axis, -1)))[..., 0].mean()
+
+
+# public functions with an axis: NumPy's function, and the axes to try besides those that every function takes
+REDUCED = [None, (0,), (1, 2), (0, -1), (2, 1, 0)]
+OVER = {
+    "sum": (np.sum, REDUCED), "mean": (np.mean, REDUCED), "max": (np.max, REDUCED), "min": (np.min, REDUCED),
+    "sum_squares": (lambda a, axis=None: np.sum(a * a, axis), REDUCED), "var": (np.var, REDUCED), "std": (np.std, REDUCED),
+    "logsumexp": (lambda a, axis=None: np.log(np.sum(np.exp(a), axis)), REDUCED),
+    "cumsum": (lambda a, axis=-1: np.cumsum(a, axis), []),
+    "logcumsumexp": (lambda a, axis=-1: np.log(np.cumsum(np.exp(a), axis)), []),
+    "softmax": (softmax, []), "log_softmax": (lambda a, axis=-1: np.log(softmax(a, axis)), []),
+    "expand_dims": (np.expand_dims, [3, -4, (0, 2), (-1, 1), (0, 1, 2, 3, 4)]), "squeeze": (np.squeeze, [(0,), (0, -1), None, ()]),
+    "concat": (lambda a, axis=-1: np.concatenate([a, 2 * a], axis), []), "stack": (lambda a, axis=0: np.stack([a, 2 * a], axis), [3, -4]),
+    "split": (lambda a, axis=-1: np.split(a, 2, axis), []),
+    "softmax_cross_entropy": (cross_entropy, []), "accuracy": (lambda a, axis=-1: (a.argmax(axis) == 0).mean(), []),
+}  # fmt: skip
+AXES = {"softmax": [1, 2, -1, -2], "squeeze": [0, 2, -1, -3]}
+AXES |= dict.fromkeys(("log_softmax", "softmax_cross_entropy", "accuracy"), AXES["softmax"])
+
+
+def built(name: str, x: cv.Variable, **given: object) -> list[cv.Variable]:
+    inputs = {"concat": ([x, 2 * x],), "stack": ([x, 2 * x],), "split": (x, 2)}.get(name, (x,))
+    if name in ("softmax_cross_entropy", "accuracy"):
+        sizes = np.zeros((2, 4, 6))
+        inputs = (x, x.graph.constant(x.graph.unique("label"), sizes.min(given.get("axis", -1)), "int64"))
+    y = getattr(cv, name)(*inputs, **given)
+    return y if isinstance(y, list) else [y]
+
+
+def test_an_axis_is_called_axis_everywhere():
+    """An integer, from either end, or a tuple where several make sense; the values are NumPy's."""
+    named = {n: {*inspect.signature(getattr(cv, n)).parameters} for n in (*FUNCTIONS, *IMAGES)}
+    assert {n for n, p in named.items() if "axis" in p} == {*OVER, "random_flip"}
+    assert {n for n, p in named.items() if "axes" in p} == {"transpose"}
+    rng, tried = np.random.default_rng(0), 0
+    for name, (wanted, more) in OVER.items():
+        a = rng.standard_normal((1, 4, 1) if name == "squeeze" else (2, 4, 6))
+        defaults = [] if name == "expand_dims" else [{}]
+        for given in [*defaults, *({"axis": k} for k in (*AXES.get(name, [0, 1, 2, -1, -3]), *more))]:
+            g = cv.CalcGraph()
+            x = g.constant("x", a)
+            with g.path("p", adopt=False) as path:
+                results = built(name, x, **given)
+                results += [getattr(x, name)(**given)] if hasattr(cv.Variable, name) else []
+            values, want = path.evaluate({}), wanted(a, **given)
+            wants = want if isinstance(want, list) else [want] * len(results)
+            for y, w in zip(results, wants, strict=True):
+                assert values[y.name].shape == np.shape(w), (name, given)
+                np.testing.assert_allclose(values[y.name], w, 1e-12, 1e-12, err_msg=f"{name} {given}")
+                tried += 1
+    assert tried > 150
+
+
+def test_methods_of_a_variable_are_numpys():
+    """Also as a program runs them, with the batch open."""
+    g = cv.CalcGraph()
+    x, data = g.placeholder("x", (None, 4, 6)), np.random.default_rng(0).standard_normal((3, 4, 6))
+    with g.path("run") as path:
+        results = {
+            "sum": (x.sum((1, -1), True), data.sum((1, -1), keepdims=True)), "T": (x.T, data.T), "mean": (x.mean(0), data.mean(0)),
+            "reshape": (x.reshape(None, 8, -1), data.reshape(3, 8, -1)), "of a tuple": (x.reshape((-1, 6)), data.reshape(-1, 6)),
+            "of sizes": (x.reshape(x.shape[0], x.shape[1], 2, 3), data.reshape(3, 4, 2, 3)), "one": (x.reshape(-1), data.reshape(-1)),
+            "of a whole batch": (x.reshape(-1, 3, 2).reshape(x.reshape(-1, 3, 2).shape), data.reshape(-1, 3, 2)),
+            "transpose": (x.transpose(0, 2, 1), data.transpose(0, 2, 1)), "by a tuple": (x.transpose((2, 0, 1)), data.transpose(2, 0, 1)),
+            "turned": (x.transpose(), data.transpose()), "flatten": (x.flatten(), data.reshape(3, -1)), "abs": (abs(x), abs(data)),
+            "astype": (x.astype("int32"), data.astype("int32")), "cumsum": (x.cumsum(1), data.cumsum(1)), "var": (x.var(2), data.var(2)),
+            "stack": (cv.stack([x, x + 1], axis=1), np.stack([data, data + 1], axis=1)),
+            "stacked": (cv.stack([x, x, x]), np.stack([data] * 3)), "split": (cv.split(x, [1, 3], 1)[1], np.split(data, [1, 3], 1)[1]),
+            "squeeze": (cv.squeeze(cv.expand_dims(x, (0, -1))), data), "max": (x.max(-1), data.max(-1)), "min": (x.min(1), data.min(1)),
+        }  # fmt: skip
+        for wrong, why in (
+            (lambda: cv.split(x, 5), r"the 6 elements of axis 2 do not make 5 equal parts"), (lambda: cv.split(x, 3, 0), "axis 0 is the batch"),
+            (lambda: cv.squeeze(x, 1), "axis 1 must have size 1"), (lambda: cv.squeeze(x, 0), "axis 0 must have size 1"),
+            (lambda: cv.expand_dims(x, 4), "axis 4 is outside 4 dimensions"), (lambda: cv.expand_dims(x, (0, -5)), "names a dimension twice"),
+            (lambda: cv.stack([x, x[:, 1:]]), "the other sizes must agree"), (lambda: cv.stack(x), "stack: give a list of variables"),
+            (lambda: x.sum(axis=3), r"axis 3 is outside 3 dimensions"), (lambda: x.mean(axis=(1, -2)), "names a dimension twice"),
+        ):  # fmt: skip
+            with pytest.raises(cv.ShapeError, match=why):
+                wrong()
+    values = path.evaluate({"x": data})
+    program = cv.compile(g, batch_size=5, dtype="float64", keep=[y.name for y, _ in results.values()])
+    model = cv.CalcHeap("1 MiB").create(program)
+    model["x"] = data
+    model.forward("run")
+    for name, (y, want) in results.items():
+        for got in (values[y.name], model[y.name]):
+            assert got.shape == want.shape, name
+            np.testing.assert_allclose(got, want, 1e-12, 1e-12, err_msg=name)
+
+
+def test_functions_say_what_they_are():
+    for name in (*FUNCTIONS, *IMAGES):
+        function = getattr(cv, name)
+        assert function.__name__ == name and function.__doc__ and inspect.signature(function).return_annotation, name
+    assert str(inspect.signature(cv.relu)) == "(x: 'Variable') -> 'Variable'" and cv.relu.__doc__ == "max(x, 0)."
+
+
+def test_no_package_hides_a_function():
+    """Python sets the attribute `calcvm.x` when a module calcvm/x.py is imported."""
+    modules = {found.name for found in pkgutil.iter_modules(cv.__path__)}
+    assert modules & {*cv.__all__, *FUNCTIONS} == {"init", "nn", "zoo"}

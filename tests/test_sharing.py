@@ -22,7 +22,7 @@ def graph():
         y = cv.gelu(cv.linear(x, w, b)) * c
         y = cv.concat([cv.log_softmax(y), y[:, :, 1:3]])
         y = cv.reshape(cv.transpose(cv.reshape(y, (None, 6, 1, 7)), (0, 1, 3, 2)), (None, 6, 7))
-        z = cv.mean(cv.square(y), axes=-1) + cv.max(y, axes=-1)
+        z = cv.mean(cv.square(y), axis=-1) + cv.max(y, axis=-1)
         learn.minimize(cv.softmax_cross_entropy(y, t) + cv.mse(z, t), cv.SGD(0.1))
     return g
 

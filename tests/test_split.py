@@ -97,7 +97,7 @@ def chain(ops: str, width: int) -> cv.CalcGraph:
     with g.path("predict"):
         for op in ops:
             h = made[op](h)
-        cv.sum(h, axes=1)
+        cv.sum(h, axis=1)
     return g
 
 

@@ -255,7 +255,7 @@ def test_sums_of_squares_over_axes_that_are_no_neighbours():
     g = cv.CalcGraph()
     p = g.parameter("p", x.shape, init=x)
     with g.path("learn", backward=True) as learn:
-        y = cv.sum_squares(p, axes=(0, 2))  # squares the first block, and only adds the second up
+        y = cv.sum_squares(p, axis=(0, 2))  # squares the first block, and only adds the second up
         learn.minimize(cv.sum(y * np.array([1.0, 3.0])), optimizer=cv.SGD(1.0))
     model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=1, dtype="float64"))
     model.forward("learn")

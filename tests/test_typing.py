@@ -70,6 +70,8 @@ with g.path("predict") as predict:
     mean, spread = cv.equation("m[b] = mean[i] x[b,i]; d[b,i] = x[b,i] - m[b]", x=x, results=("m", "d"))
     linear = cv.equation[b, o](cv.exp(cv.sum(i, x[b, i] * w[i, o] + 1)) * cv.max((i,), x[b, i]))
     linear = cv.einsum("bi,io->bo", x, w)
+    linear = x.sum(axis=1, keepdims=True) * x.std(axis=(0, 1)) + x.T.reshape(-1, 4).astype("float32").mean(0)
+    halves: list[cv.Variable] = cv.split(cv.stack([cv.relu(x), cv.exp(x=x)]), 2, axis=-1)
 text: str = g.text()
 assert cv.compile(cv.read_graph(text), batch_size=8) == cv.compile(g, batch_size=8)
 own = cv.Model(g, batch_size=8)
@@ -91,6 +93,10 @@ MISTAKES = {
     "cv.read_graph(3)": "arg-type",
     "cv.equation(3, x=x)": "call-overload",
     "cv.indexes(3)": "arg-type",
+    "x.sum(axes=1)": "call-arg",
+    "x.mean('rows')": "arg-type",
+    "cv.relu(3)": "arg-type",
+    "nn.ReLU(3)": "call-arg",
 }
 LAYERS = """
 import calcvm as cv; from calcvm import nn

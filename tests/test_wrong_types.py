@@ -74,7 +74,7 @@ def found(trial):
 OPERANDS = {
     "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x", "slope": "b",
 }  # of functions, by their parameters: variables of the scene  # fmt: skip
-OTHERS = {"exponent": 2.0, "shape": (None, 2, 2), "starts": (None, 0), "stops": (None, 2), "axis": -1}
+OTHERS = {"exponent": 2.0, "shape": (None, 2, 2), "starts": (None, 0), "stops": (None, 2), "axis": -1, "sections": 2}
 
 
 def function(name):
@@ -85,7 +85,8 @@ def function(name):
         s = scene()
         right = {p: getattr(s, OPERANDS[p]) for p in inspect.signature(fn).parameters if p in OPERANDS}
         right |= {p: OTHERS[p] for p in inspect.signature(fn).parameters if p in OTHERS}
-        right |= {"variables": [s.x, s.x]} if name == "concat" else {}
+        right |= {"variables": [s.x, s.x]} if name in ("concat", "stack") else {}
+        right |= {"axis": None} if name == "squeeze" else {}
         right |= {"b": s.x} if name in ("add", "sub", "mul", "div") else {}
         return fn(**{**right, **wrong})
 

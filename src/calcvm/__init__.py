@@ -90,7 +90,9 @@ def _text(graph: CalcGraph) -> str:
 
 _later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "write_out": _write_out, "text": _text}
 _hints.NAMES["Variable"] |= {
-    _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
+    _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})"
+    for _name in (*_functions, *_images)
+    if not hasattr(Variable, _name)
 }
 _hints.hint(globals(), [_name for _name in _public if _name in globals()])
 

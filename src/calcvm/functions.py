@@ -1,118 +1,36 @@
 """Operators on variables, as functions.  Each adds an operator to the active path and returns its result.
 
-Shapes follow NumPy: elementwise operators broadcast, reductions take axes and ``keepdims``.  The operator
+Shapes follow NumPy: elementwise operators broadcast, reductions take ``axis`` (one, several, None for all) and ``keepdims``.  The operator
 reference (``docs/operators.md``, generated from the table) has the equations and sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 
 from calcvm import checks
 from calcvm.dtypes import as_type, type_of
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Traced, Variable, apply
-from calcvm.ops.dims import BATCH, Affine
+from calcvm.graph import LATER, Traced, Variable, apply
+from calcvm.ops.dims import BATCH, ONE, Affine
 from calcvm.ops.reduction import BLOCKS
 from calcvm.ops.types import FLOAT
 
 __all__ = [
-    "abs",
-    "accuracy",
-    "acos",
-    "add",
-    "asin",
-    "atan",
-    "binary_cross_entropy",
-    "cast",
-    "ceil",
-    "center",
-    "channels_first",
-    "channels_last",
-    "clip",
-    "concat",
-    "cos",
-    "cosh",
-    "cumsum",
-    "div",
-    "dropout",
-    "dropout2d",
-    "elu",
-    "equal",
-    "erf",
-    "exp",
-    "expm1",
-    "flatten",
-    "floor",
-    "gelu",
-    "greater",
-    "greater_equal",
-    "hard_sigmoid",
-    "hard_swish",
-    "huber",
-    "layer_norm",
-    "leaky_relu",
-    "less",
-    "less_equal",
-    "linear",
-    "log",
-    "log1p",
-    "log_cosh",
-    "log_softmax",
-    "logcumsumexp",
-    "logsumexp",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "mae",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "mish",
-    "mod",
-    "mse",
-    "mul",
-    "neg",
-    "not_equal",
-    "pick",
-    "pow",
-    "prelu",
-    "relu",
-    "relu6",
-    "reshape",
-    "rms_norm",
-    "rmse",
-    "round",
-    "selu",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sinh",
-    "slice",
-    "softmax",
-    "softmax_cross_entropy",
-    "softplus",
-    "sqrt",
-    "square",
-    "std",
-    "stop_gradient",
-    "sub",
-    "sum",
-    "sum_squares",
-    "tan",
-    "tanh",
-    "transpose",
-    "var",
-    "where",
-]
+    "abs", "accuracy", "acos", "add", "asin", "atan", "binary_cross_entropy", "cast", "ceil", "center",
+    "channels_first", "channels_last", "clip", "concat", "cos", "cosh", "cumsum", "div", "dropout", "dropout2d", "elu",
+    "equal", "erf", "exp", "expand_dims", "expm1", "flatten", "floor", "gelu", "greater", "greater_equal",
+    "hard_sigmoid", "hard_swish", "huber", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log1p",
+    "log_cosh", "log_softmax", "logcumsumexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp",
+    "mae", "matmul", "max", "maximum", "mean", "min", "minimum", "mish", "mod", "mse", "mul", "neg", "not_equal",
+    "pick", "pow", "prelu", "relu", "relu6", "reshape", "rms_norm", "rmse", "round", "selu", "sigmoid", "sign", "silu",
+    "sin", "sinh", "slice", "softmax", "softmax_cross_entropy", "softplus", "split", "sqrt", "square", "squeeze",
+    "stack", "std", "stop_gradient", "sub", "sum", "sum_squares", "tan", "tanh", "transpose", "var", "where",
+]  # fmt: skip
 
 Axes = int | Sequence[int] | Variable | None  # in an equation: the variable to reduce
 Reduced = Variable | tuple[Any, ...]  # in an equation: a tuple of indexes
@@ -159,89 +77,55 @@ def div(a: Variable, b: Variable) -> Variable:
     return a / b
 
 
-def neg(x: Variable) -> Variable:
-    """-x."""
-    return apply("neg", x)
+class Elementwise(Protocol):
+    """A function of one variable, of the same shape."""
+
+    def __call__(self, x: Variable) -> Variable: ...
 
 
-def abs(x: Variable) -> Variable:  # noqa: A001
-    """|x|; its derivative at 0 is 0."""
-    return apply("abs", x)
+def _elementwise(name: str, doc: str) -> Elementwise:
+    """The function of an operator, with its docstring."""
+
+    def function(x: Variable) -> Variable:
+        return apply(name, x)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
 
 
-def sqrt(x: Variable) -> Variable:
-    """Square root."""
-    return apply("sqrt", x)
+neg = _elementwise("neg", "-x.")
+abs = _elementwise("abs", "|x|; its derivative at 0 is 0.")
+sqrt = _elementwise("sqrt", "Square root.")
+square = _elementwise("square", "x * x.")
+exp = _elementwise("exp", "e to the x.")
+log = _elementwise("log", "Natural logarithm.")
+expm1 = _elementwise("expm1", "exp(x) - 1, without cancellation if x is near 0.")
+log1p = _elementwise("log1p", "log(1 + x), without loss of precision if x is near 0.")
+erf = _elementwise("erf", "The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x.")
+sin = _elementwise("sin", "Sine of x in radians, of any size.")
+cos = _elementwise("cos", "Cosine of x in radians, of any size.")
+tan = _elementwise("tan", "Tangent of x in radians, of any size.")
+asin = _elementwise("asin", "The angle in [-pi/2, pi/2] whose sine is x; NaN if x is outside [-1, 1].")
+acos = _elementwise("acos", "The angle in [0, pi] whose cosine is x; NaN if x is outside [-1, 1].")
+atan = _elementwise("atan", "The angle in [-pi/2, pi/2] whose tangent is x.")
+sinh = _elementwise("sinh", "Hyperbolic sine, (exp(x) - exp(-x))/2.")
+cosh = _elementwise("cosh", "Hyperbolic cosine, (exp(x) + exp(-x))/2.")
+sign = _elementwise("sign", "-1, 0 or 1.  No gradient goes through it.")
+floor = _elementwise("floor", "The largest integer not above x.  No gradient goes through it.")
+ceil = _elementwise("ceil", "The smallest integer not below x.  No gradient goes through it.")
+round = _elementwise("round", "The nearest integer, ties to even.  No gradient goes through it.")
 
-
-def square(x: Variable) -> Variable:
-    """x * x."""
-    return apply("square", x)
-
-
-def exp(x: Variable) -> Variable:
-    """e to the x."""
-    return apply("exp", x)
-
-
-def log(x: Variable) -> Variable:
-    """Natural logarithm."""
-    return apply("log", x)
-
-
-def expm1(x: Variable) -> Variable:
-    """exp(x) - 1, without cancellation if x is near 0."""
-    return apply("expm1", x)
-
-
-def log1p(x: Variable) -> Variable:
-    """log(1 + x), without loss of precision if x is near 0."""
-    return apply("log1p", x)
-
-
-def erf(x: Variable) -> Variable:
-    """The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-    return apply("erf", x)
-
-
-def sin(x: Variable) -> Variable:
-    """Sine of x in radians, of any size."""
-    return apply("sin", x)
-
-
-def cos(x: Variable) -> Variable:
-    """Cosine of x in radians, of any size."""
-    return apply("cos", x)
-
-
-def tan(x: Variable) -> Variable:
-    """Tangent of x in radians, of any size."""
-    return apply("tan", x)
-
-
-def asin(x: Variable) -> Variable:
-    """The angle in [-pi/2, pi/2] whose sine is x; NaN if x is outside [-1, 1]."""
-    return apply("asin", x)
-
-
-def acos(x: Variable) -> Variable:
-    """The angle in [0, pi] whose cosine is x; NaN if x is outside [-1, 1]."""
-    return apply("acos", x)
-
-
-def atan(x: Variable) -> Variable:
-    """The angle in [-pi/2, pi/2] whose tangent is x."""
-    return apply("atan", x)
-
-
-def sinh(x: Variable) -> Variable:
-    """Hyperbolic sine, (exp(x) - exp(-x))/2."""
-    return apply("sinh", x)
-
-
-def cosh(x: Variable) -> Variable:
-    """Hyperbolic cosine, (exp(x) + exp(-x))/2."""
-    return apply("cosh", x)
+relu = _elementwise("relu", "max(x, 0).")
+sigmoid = _elementwise("sigmoid", "1 / (1 + exp(-x)).")
+tanh = _elementwise("tanh", "Hyperbolic tangent.")
+silu = _elementwise("silu", "x / (1 + exp(-x)), also called swish.")
+selu = _elementwise("selu", "1.0507 * x where positive, 1.7581 * (exp(x) - 1) elsewhere; preserves mean 0, variance 1.")
+mish = _elementwise("mish", "x * tanh(softplus(x)).")
+hard_sigmoid = _elementwise("hard_sigmoid", "x/6 + 1/2, clipped to [0, 1], as in PyTorch.")
+hard_swish = _elementwise("hard_swish", "x * hard_sigmoid(x).")
+relu6 = _elementwise("relu6", "x clipped to [0, 6].")
+softplus = _elementwise("softplus", "log(1 + exp(x)).")
 
 
 def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001
@@ -249,24 +133,9 @@ def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001
     return apply("pow", x, exponent=exponent)
 
 
-def relu(x: Variable) -> Variable:
-    """max(x, 0)."""
-    return apply("relu", x)
-
-
 def leaky_relu(x: Variable, alpha: float = 0.01) -> Variable:
     """x where positive, alpha * x elsewhere."""
     return apply("leaky_relu", x, alpha=alpha)
-
-
-def sigmoid(x: Variable) -> Variable:
-    """1 / (1 + exp(-x))."""
-    return apply("sigmoid", x)
-
-
-def tanh(x: Variable) -> Variable:
-    """Hyperbolic tangent."""
-    return apply("tanh", x)
 
 
 def gelu(x: Variable, approximate: str = "none") -> Variable:
@@ -274,44 +143,9 @@ def gelu(x: Variable, approximate: str = "none") -> Variable:
     return apply("gelu", x, approximate=approximate)
 
 
-def silu(x: Variable) -> Variable:
-    """x / (1 + exp(-x)), also called swish."""
-    return apply("silu", x)
-
-
-def selu(x: Variable) -> Variable:
-    """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere.  It preserves mean 0 and variance 1."""
-    return apply("selu", x)
-
-
-def mish(x: Variable) -> Variable:
-    """x * tanh(softplus(x))."""
-    return apply("mish", x)
-
-
-def hard_sigmoid(x: Variable) -> Variable:
-    """x/6 + 1/2, clipped to [0, 1], as in PyTorch."""
-    return apply("hard_sigmoid", x)
-
-
-def hard_swish(x: Variable) -> Variable:
-    """x * hard_sigmoid(x)."""
-    return apply("hard_swish", x)
-
-
-def relu6(x: Variable) -> Variable:
-    """x clipped to [0, 6]."""
-    return apply("relu6", x)
-
-
 def prelu(x: Variable, slope: Variable) -> Variable:
     """x where positive, ``slope * x`` elsewhere.  The slope broadcasts: (C, 1, 1) has one per channel of images."""
     return apply("prelu", x, slope)
-
-
-def softplus(x: Variable) -> Variable:
-    """log(1 + exp(x))."""
-    return apply("softplus", x)
 
 
 def elu(x: Variable, alpha: float = 1.0) -> Variable:
@@ -322,26 +156,6 @@ def elu(x: Variable, alpha: float = 1.0) -> Variable:
 def clip(x: Variable, lo: float, hi: float) -> Variable:
     """x clipped to [``lo``, ``hi``].  For a single bound, take `maximum` or `minimum`."""
     return apply("clip", x, lo=lo, hi=hi)
-
-
-def sign(x: Variable) -> Variable:
-    """-1, 0 or 1.  No gradient goes through it."""
-    return apply("sign", x)
-
-
-def floor(x: Variable) -> Variable:
-    """The largest integer not above x.  No gradient goes through it."""
-    return apply("floor", x)
-
-
-def ceil(x: Variable) -> Variable:
-    """The smallest integer not below x.  No gradient goes through it."""
-    return apply("ceil", x)
-
-
-def round(x: Variable) -> Variable:  # noqa: A001
-    """The nearest integer, ties to even.  No gradient goes through it."""
-    return apply("round", x)
 
 
 def maximum(a: Variable | float, b: Variable | float) -> Variable:
@@ -418,9 +232,7 @@ def logical_xor(a: Variable, b: Variable) -> Variable:
     return _of_two("logical_xor", a, b)
 
 
-def logical_not(x: Variable) -> Variable:
-    """Whether x is false.  Also ``~x``."""
-    return apply("logical_not", x)
+logical_not = _elementwise("logical_not", "Whether x is false.  Also ``~x``.")
 
 
 def where(condition: Any, x: Variable | float, y: Variable | float) -> Variable:
@@ -453,16 +265,16 @@ def _over_classes(name: str, x: Variable, axis: int) -> Variable:
     return apply(name, x, axis=axis)
 
 
-def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
+def _reduce(name: str, x: Any, axis: Any, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
     """Reduce over any axes.  One operator takes up to ``blocks`` blocks of adjacent axes, from the right; ``then`` the rest.
 
     In an equation the indexes come first and the operand last: ``cv.sum(i, x[b, i])``.
     """
-    if isinstance(axes, Traced):
-        return axes._reduced(name, x)
-    if axes is None or not isinstance(x, Variable):
+    if isinstance(axis, Traced):
+        return axis._reduced(name, x)
+    if axis is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
-    chosen = _chosen(name, x, axes)
+    chosen = _chosen(name, x, axis, x.rank)
     while chosen:
         taken, left = [chosen.pop()], blocks
         while chosen and (left := left - (chosen[-1] != taken[0] - 1)):
@@ -471,46 +283,47 @@ def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, 
     return x
 
 
-def _chosen(name: str, x: Variable, axes: Any) -> list[int]:
-    """Axes of x as sorted, non-negative numbers; ShapeError if one occurs twice or is out of range."""
-    given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
-    chosen = sorted({a + x.rank if a < 0 else a for a in given})
-    if not all(0 <= a < x.rank for a in chosen):
-        raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
+def _chosen(name: str, x: Variable, axis: Any, rank: int) -> list[int]:
+    """Axes as sorted numbers in [0, ``rank``); ShapeError if one occurs twice or is out of range."""
+    given = _axes(f"{name}: axis", axis)
+    chosen = sorted({a + rank if a < 0 else a for a in given})
+    if not all(0 <= a < rank for a in chosen):
+        raise ShapeError(f"{name} of {x}: axis {axis} is outside {rank} dimensions")
     if len(chosen) < len(given):
-        raise ShapeError(f"{name} of {x}: axes {axes} name a dimension twice: give each once")
+        raise ShapeError(f"{name} of {x}: axis {axis} names a dimension twice: give each once")
     return chosen
 
 
-def _axes(name: str, axes: Any) -> tuple[int, ...]:
-    if not isinstance(axes, (tuple, list)) or not all(map(checks.is_integer, axes)):
-        raise ShapeError(f"{name}: axes {checks.shown(axes)}: give an axis, or a tuple of them")
-    return checks.plain(tuple(axes))
+def _axes(what: str, axes: Any) -> tuple[int, ...]:
+    given = (axes,) if checks.is_integer(axes) else axes
+    if not isinstance(given, (tuple, list)) or not all(map(checks.is_integer, given)):
+        raise ShapeError(f"{what} {checks.shown(axes)}: give an integer, or a tuple of them")
+    return checks.plain(tuple(given))
 
 
-def sum(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def sum(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Sum over axes (default all).  In an equation over indexes: ``sum(i, x[b, i])`` (`equation`); so mean, max and min."""
-    return _reduce("sum", x, axes, keepdims)
+    return _reduce("sum", x, axis, keepdims)
 
 
-def sum_squares(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
+def sum_squares(x: Variable, axis: Axes = None, keepdims: bool = False) -> Variable:
     """Sum of the squares over axes (default all)."""
-    return _reduce("sum_squares", x, axes, keepdims, then="sum")
+    return _reduce("sum_squares", x, axis, keepdims, then="sum")
 
 
-def mean(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
+def mean(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:
     """Mean over axes (default all)."""
-    return _reduce("mean", x, axes, keepdims)
+    return _reduce("mean", x, axis, keepdims)
 
 
-def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def max(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Largest element over axes (default all)."""
-    return _reduce("max", x, axes, keepdims, blocks=1)
+    return _reduce("max", x, axis, keepdims, blocks=1)
 
 
-def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def min(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
-    return _reduce("min", x, axes, keepdims, blocks=1)
+    return _reduce("min", x, axis, keepdims, blocks=1)
 
 
 def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
@@ -533,9 +346,9 @@ def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
     return apply("reverse_cumsum" if checks.flag("cumsum: reverse", reverse) else "cumsum", x, axis=axis)
 
 
-def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
+def logsumexp(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:
     """log(sum(exp(x))) over axes (default all), without overflow.  It is -inf if all elements are."""
-    return _reduce("logsumexp", x, axes, keepdims, blocks=1)
+    return _reduce("logsumexp", x, axis, keepdims, blocks=1)
 
 
 def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
@@ -559,13 +372,13 @@ def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
     return apply("logcumsumexp", x, axis=axis)
 
 
-def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
+def var(x: Reduced, axis: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
     """Variance over axes (default all), in two passes: the sum of squared deviations from the mean, divided by n - ``correction``.
 
     Parameters
     ----------
     x : Variable, any shape
-    axes : int or sequence of int
+    axis : int or sequence of int
         The axes to reduce.
     correction : int
         0 as in NumPy, 1 for the unbiased estimate that is PyTorch's default.  If n - ``correction`` is not positive, the
@@ -579,23 +392,23 @@ def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = Fal
     >>> g = cv.CalcGraph()
     >>> x = g.placeholder("x", (None, 3, 5))
     >>> with g.path("spread"):
-    ...     print(cv.var(x, axes=-1), cv.std(x, axes=(0, 2), correction=1))
+    ...     print(cv.var(x, axis=-1), cv.std(x, axis=(0, 2), correction=1))
     var (B, 3) std (3,)
     """
-    return _spread("var", x, axes, correction, keepdims)
+    return _spread("var", x, axis, correction, keepdims)
 
 
-def std(x: Variable, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
+def std(x: Variable, axis: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
     """Standard deviation over axes, the root of `var`.  Its gradient is 0 where the deviation is 0."""
-    return _spread("std", x, axes, correction, keepdims)
+    return _spread("std", x, axis, correction, keepdims)
 
 
-def _spread(name: str, x: Any, axes: Any, correction: int, keepdims: bool) -> Variable:
+def _spread(name: str, x: Any, axis: Any, correction: int, keepdims: bool) -> Variable:
     """var or std over any axes.  Axes that are not adjacent are first transposed to the end."""
     correction = checks.integer(f"{name}: correction", correction, 0, 1 << 24)
-    if isinstance(axes, Traced) or axes is None or not isinstance(x, Variable):
-        return _reduce(name, x, axes, keepdims)
-    taken = _chosen(name, x, axes)
+    if isinstance(axis, Traced) or axis is None or not isinstance(x, Variable):
+        return _reduce(name, x, axis, keepdims)
+    taken = _chosen(name, x, axis, x.rank)
     if taken and taken[-1] - taken[0] >= len(taken):
         order = [*(k for k in range(x.rank) if k not in taken), *taken]
         y = apply(name, transpose(x, order), axes=tuple(range(x.rank - len(taken), x.rank)), correction=correction)
@@ -621,25 +434,50 @@ def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool
 
 
 def layer_norm(
-    x: Variable, scale: Variable | None = None, shift: Variable | None = None, axes: int = 1, eps: float = 1e-5
+    x: Variable,
+    scale: Variable | None = None,
+    shift: Variable | None = None,
+    normalized_axes: int = 1,
+    eps: float = 1e-5,
 ) -> Variable:
-    """(x - mean) / deviation over the last ``axes`` axes, times scale, plus shift.  Both have the shape of these axes."""
-    axes, eps = checks.integer("layer_norm: axes", axes, 1, 64), checks.number("layer_norm: eps", eps, 0, 1e30)
-    return apply("layer_norm", x, scale, shift, axes=axes, eps=eps)
+    """(x - mean) / deviation over the last ``normalized_axes`` axes, times scale, plus shift.  Both have the shape of these axes."""
+    return apply("layer_norm", x, scale, shift, **_of_last("layer_norm", normalized_axes, eps))
 
 
-def rms_norm(x: Variable, scale: Variable | None = None, axes: int = 1, eps: float = 1e-5) -> Variable:
-    """x divided by its root mean square over the last ``axes`` axes, times scale, which has their shape."""
-    axes, eps = checks.integer("rms_norm: axes", axes, 1, 64), checks.number("rms_norm: eps", eps, 0, 1e30)
-    return apply("rms_norm", x, scale, axes=axes, eps=eps)
+def rms_norm(x: Variable, scale: Variable | None = None, normalized_axes: int = 1, eps: float = 1e-5) -> Variable:
+    """x divided by its root mean square over the last ``normalized_axes`` axes, times scale, which has their shape."""
+    return apply("rms_norm", x, scale, **_of_last("rms_norm", normalized_axes, eps))
+
+
+def _of_last(name: str, axes: Any, eps: Any) -> dict[str, Any]:
+    axes = checks.integer(f"{name}: normalized_axes", axes, 1, 64)
+    return {"axes": axes, "eps": checks.number(f"{name}: eps", eps, 0, 1e30)}
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
     """The same elements in another shape: None is the batch, one -1 is inferred.  A view: it costs nothing."""
     if not isinstance(shape, (tuple, list)):
         raise ShapeError(f"reshape: shape {checks.shown(shape)}: give a tuple such as (None, 8), None for the batch")
-    sizes = (None if isinstance(n, Affine) and n == BATCH else checks.plain(n) for n in shape)
+    sizes = (n if not isinstance(n, Affine) else n.b if n.constant else None if n == BATCH else -1 for n in shape)
     return apply("reshape", x, shape=tuple(sizes))
+
+
+def squeeze(x: Variable, axis: int | Sequence[int] | None = None) -> Variable:
+    """x without these axes, which have size 1 (default: all that do).  A view: it costs nothing."""
+    checks.one_of("squeeze", x, Variable, "a variable")
+    ones = [k for k, n in enumerate(x.shape) if n == ONE]
+    gone = ones if axis is None else _chosen("squeeze", x, axis, x.rank)
+    if not {*gone} <= {*ones}:
+        raise ShapeError(f"squeeze of {x}: axis {axis} must have size 1")
+    return reshape(x, [n for k, n in enumerate(x.shape) if k not in gone])
+
+
+def expand_dims(x: Variable, axis: int | Sequence[int]) -> Variable:
+    """x with new axes of size 1, at these places of the result.  A view: it costs nothing."""
+    checks.one_of("expand_dims", x, Variable, "a variable")
+    rank = x.rank + len(_axes("expand_dims: axis", axis))
+    new, sizes = _chosen("expand_dims", x, axis, rank), iter(x.shape)
+    return reshape(x, [1 if k in new else next(sizes) for k in range(rank)])
 
 
 def flatten(x: Variable) -> Variable:
@@ -654,7 +492,7 @@ def stop_gradient(x: Variable) -> Variable:
 
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
     """x with its axes in another order (default reversed)."""
-    return apply("transpose", x, axes=None if axes is None else _axes("transpose", axes))
+    return apply("transpose", x, axes=None if axes is None else _axes("transpose: axes", axes))
 
 
 def channels_last(x: Variable) -> Variable:
@@ -669,16 +507,44 @@ def channels_first(x: Variable) -> Variable:
 
 def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
     """Join variables along an axis."""
-    if not isinstance(variables, (list, tuple)) or not variables:
-        raise ShapeError(f"concat: give a list of variables to join, such as [a, b], not {checks.shown(variables)}")
-    checks.one_of("concat", variables[0], Variable, "a list of variables")
-    parts = list(variables)
+    parts = _listed("concat", variables)
     while len(parts) > 1:  # more than one row can take: join the first ones
         few = parts[:MOST_JOINED]
         name = "concat" if len(few) == 2 else "concat_many"
         missing = [None] * (MOST_JOINED - len(few) if name == "concat_many" else 0)
         parts[: len(few)] = [apply(name, *few, *missing, axis=axis)]
     return parts[0]
+
+
+def stack(variables: Sequence[Variable], axis: int = 0) -> Variable:
+    """Join variables of one shape along a new axis."""
+    parts = _listed("stack", variables)
+    axis = checks.integer("stack: axis", axis, -1 - parts[0].rank, parts[0].rank)
+    return concat([expand_dims(v, axis) for v in parts], axis)
+
+
+def _listed(name: str, variables: Any) -> list[Variable]:
+    if not isinstance(variables, (list, tuple)) or not variables:
+        raise ShapeError(f"{name}: give a list of variables to join, such as [a, b], not {checks.shown(variables)}")
+    checks.one_of(name, variables[0], Variable, "a list of variables")
+    return list(variables)
+
+
+def split(x: Variable, sections: int | Sequence[int], axis: int = -1) -> list[Variable]:
+    """Parts of x along an axis that is not the batch: so many equal ones, or cut before the given places, as in NumPy."""
+    checks.one_of("split", x, Variable, "a variable")
+    (axis,) = _chosen("split", x, checks.integer("split: axis", axis, -64), x.rank)
+    n, before = x.shape[axis], (None,) * axis
+    if not n.constant:
+        raise ShapeError(f"split of {x}: axis {axis} is the batch, which cannot be cut")
+    if checks.is_integer(sections):
+        size, rest = divmod(n.b, checks.integer("split: sections", sections))
+        if rest:
+            raise ShapeError(f"split of {x}: the {n.b} elements of axis {axis} do not make {sections} equal parts")
+        sections = range(size, n.b, size)
+    given = checks.items("split: sections", sections, "a number of parts, or a list of places,")
+    cuts = [0, *(checks.integer("split: sections", at, 0, n.b) for at in given), n.b]
+    return [slice(x, (*before, start), (*before, stop)) for start, stop in pairwise(cuts)]
 
 
 def dropout(x: Variable, rate: float = 0.5) -> Variable:
@@ -855,3 +721,9 @@ def _classes_last(scores: Any, target: Any, axis: int | None) -> tuple[Any, Any]
         target = cast(target, None)
         target = channels_last(target) if turned else target
     return (channels_last(scores) if turned else scores), target
+
+
+_METHODS = (sum, mean, max, min, var, std, cumsum, flatten, cast)  # graph.py names their types
+for _name, _function in zip("sum mean max min var std cumsum flatten astype".split(), _METHODS):
+    setattr(Variable, _name, _function)
+LATER |= {"reshape": reshape, "transpose": transpose}

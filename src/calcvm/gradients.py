@@ -101,7 +101,7 @@ def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:
     ----------
     Simonyan, Vedaldi and Zisserman 2014, Deep inside convolutional networks.
     """
-    return F.max(F.abs(_of_scores("saliency", scores, classes, x)), axes=1)
+    return F.max(F.abs(_of_scores("saliency", scores, classes, x)), axis=1)
 
 
 def grad_cam(scores: Variable, classes: Variable, maps: Variable) -> Variable:
@@ -117,8 +117,8 @@ def grad_cam(scores: Variable, classes: Variable, maps: Variable) -> Variable:
     Selvaraju et al. 2017, Grad-CAM: visual explanations from deep networks via gradient-based localization.
     """
     d = _of_scores("grad_cam", scores, classes, maps)
-    weights = F.mean(d, axes=tuple(range(2, d.rank)), keepdims=True)
-    return F.relu(F.sum(weights * maps, axes=1))
+    weights = F.mean(d, axis=tuple(range(2, d.rank)), keepdims=True)
+    return F.relu(F.sum(weights * maps, axis=1))
 
 
 def _of_scores(what: str, scores: Variable, classes: Variable, x: Variable) -> Variable:

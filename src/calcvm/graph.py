@@ -23,6 +23,7 @@ from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
 from calcvm.tables import html
 
 if TYPE_CHECKING:
+    from calcvm import functions as F
     from calcvm.init import Initializer
     from calcvm.optim import Optimizer, Regularizer
 
@@ -73,7 +74,7 @@ class Variable(Answering):
 
     Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``) and conditions (``& | ^ ~``)
     build operators in the active path.  ``==`` compares identity: use `calcvm.equal` for elements.  The other side may be a
-    number or an array, which becomes a constant of the graph.
+    number or an array, which becomes a constant of the graph.  Methods are those of NumPy's arrays, such as ``x.sum(axis=1)``.
     """
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
@@ -84,8 +85,9 @@ class Variable(Answering):
         return self.__array_function__(function, (), operands, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        meant = NAMES["Variable"].get(function.__name__, "a function of calcvm, such as cv.mean(x)")
-        raise NoNumber(f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: use {meant}")
+        name, other = function.__name__, "a function of calcvm, such as cv.mean(x)"
+        meant = f"x.{name}" if hasattr(type(self), name) else NAMES["Variable"].get(name, other)
+        raise NoNumber(f"np.{name} takes arrays, and {self} is a variable of a graph: use {meant}")
 
     def _no_number(self, *_: Any, **__: Any) -> Any:
         raise NoNumber(
@@ -158,6 +160,23 @@ class Variable(Answering):
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+    if TYPE_CHECKING:  # functions.py sets them
+        sum, mean, max, min, var, std = F.sum, F.mean, F.max, F.min, F.var, F.std
+        cumsum, flatten, astype = F.cumsum, F.flatten, F.cast
+
+    def reshape(self, *shape: Any) -> Variable:
+        """`calcvm.reshape`: ``x.reshape(None, 8)`` or ``x.reshape((None, 8))``."""
+        return LATER["reshape"](self, _several(shape))
+
+    def transpose(self, *axes: Any) -> Variable:
+        """`calcvm.transpose`: ``x.transpose(0, 2, 1)`` or ``x.transpose((0, 2, 1))``; without axes `T`."""
+        return LATER["transpose"](self, _several(axes) or None)
+
+    @property
+    def T(self) -> Variable:
+        """x with its axes reversed."""
+        return apply("transpose", self)
 
     def __str__(self) -> str:
         return f"{self.name} {self.descriptor}"
@@ -330,6 +349,11 @@ REFLECTED = {
 HUGE = 2**1000  # still fits a float
 _TENSOR = (Variable, np.ndarray, Traced)
 Operand = Variable | np.ndarray | Traced | float
+
+
+def _several(given: tuple[Any, ...]) -> Any:
+    """Arguments, or the tuple that they are in."""
+    return given[0] if len(given) == 1 and not checks.is_integer(given[0]) else given
 
 
 def _operand(x: Variable, sign: str, other: Any) -> Any:

@@ -47,10 +47,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "decay": ("weight_decay", "schedule"),
     "exclude_from_weight_decay": ("no_decay",),
     "device": ("it is the model's: cv.Model(..., device=...)",),
-    "dim": ("axis", "axes"),
+    "dim": ("axis",),
     "dims": ("axes", "axis"),
-    "axis": ("axes",),
-    "axes": ("axis",),
+    "axis": ("axes", "normalized_axes"),
+    "axes": ("axis", "normalized_axes"),
+    "arrays": ("variables",),
+    "tensors": ("variables",),
+    "indices_or_sections": ("sections",),
     "ignore_class": ("ignore_index",),
     "keepdim": ("keepdims",),
     "dilation_rate": ("dilation",),
@@ -147,7 +150,8 @@ NAMES: dict[str, dict[str, str]] = {
         "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
         "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
         "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.pick",
-        "take_along_axis": "cv.pick", "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
+        "take_along_axis": "cv.pick", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
+        "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
     },
     "Model": {
         "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit",
@@ -160,12 +164,11 @@ NAMES: dict[str, dict[str, str]] = {
         "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "parameters, step and others of the model itself",
     },
     "Variable": {
-        "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
-        "astype": "cv.cast(x, dtype)", "clamp": "cv.clip(x, lo, hi)", "detach": "cv.stop_gradient(x)",
-        "dim": "rank", "dot": "cv.matmul(x, y)", "double": 'cv.cast(x, "float64")', "dtype": "type", "float": "cv.cast(x, None)",
-        "long": 'cv.cast(x, "int64")', "mm": "cv.matmul(x, y)", "ndim": "rank", "permute": "cv.transpose(x, axes)",
-        "rsqrt": "cv.pow(x, -0.5)", "size": "shape", "squeeze": "cv.reshape(x, shape)", "unsqueeze": "cv.reshape(x, shape)",
-        "view": "cv.reshape(x, shape)", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
+        "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
+        "clamp": "cv.clip(x, lo, hi)", "detach": "cv.stop_gradient(x)", "dim": "rank", "dot": "cv.matmul(x, y)",
+        "double": 'cv.cast(x, "float64")', "dtype": "type", "float": "cv.cast(x, None)", "long": 'cv.cast(x, "int64")',
+        "mm": "cv.matmul(x, y)", "ndim": "rank", "permute": "transpose", "rsqrt": "cv.pow(x, -0.5)", "size": "shape",
+        "unsqueeze": "cv.expand_dims(x, axis)", "view": "reshape", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
     },
     "CalcHeap": {"load": "heap.create(program)", "resident": "heap.latest", "copy": "model.copy(name)", "commit": "model.commit()",
                  "remove": "model.close()"},
@@ -179,8 +182,8 @@ NONE_YET = {
         "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
         "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
         "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod",
-        "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "split",
-        "stack", "tile", "topk", "unique",
+        "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "tile",
+        "topk", "unique",
     ), ""),
     **dict.fromkeys((
         "log10", "log2",
@@ -188,7 +191,7 @@ NONE_YET = {
 }  # fmt: skip
 
 
-METHODS = ("CalcGraph", "Ensemble", "Fleet", "Model", "Path")  # classes whose methods are called with arguments by name
+METHODS = ("CalcGraph", "Ensemble", "Fleet", "Model", "Path", "Variable")  # methods called with arguments by name
 
 
 def close_to(name: str, known: Iterable[str]) -> str:

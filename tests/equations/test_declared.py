@@ -247,10 +247,10 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
         warnings.simplefilter("ignore")  # PyTorch's, of what is not determined
         undetermined = x.var(axis, correction=3)
     for make, want in (
-        (partial(cv.logsumexp, axes=axis), x.logsumexp(axis)),
-        (partial(cv.var, axes=axis), x.var(axis, correction=0)),
-        (partial(cv.std, axes=axis, correction=1), x.std(axis)),
-        (partial(cv.var, axes=axis, correction=3), undetermined),
+        (partial(cv.logsumexp, axis=axis), x.logsumexp(axis)),
+        (partial(cv.var, axis=axis), x.var(axis, correction=0)),
+        (partial(cv.std, axis=axis, correction=1), x.std(axis)),
+        (partial(cv.var, axis=axis, correction=3), undetermined),
         (partial(cv.cumsum, axis=axis), x.cumsum(axis)),
         (partial(cv.cumsum, axis=axis, reverse=True), x.flip(axis).cumsum(axis).flip(axis)),
         (partial(cv.logcumsumexp, axis=axis), x.logcumsumexp(axis)),
@@ -400,10 +400,10 @@ def test_along_axes_of_images_as_users_see_them() -> None:
         (lambda x: cv.cumsum(x, -3), "axis -3 does not fit shape (B, 3)"),
         (lambda x: cv.cumsum(x, reverse=1), "cumsum: reverse"),
         (lambda x: cv.logcumsumexp(x, 2), "axis 2 does not fit shape (B, 3)"),
-        (lambda x: cv.var(x, (0, 2)), "axes (0, 2) are outside its 2 dimensions"),
+        (lambda x: cv.var(x, (0, 2)), "axis (0, 2) is outside 2 dimensions"),
         (lambda x: cv.var(x, correction=-1), "var: correction must be an integer"),
         (lambda x: cv.std(x, 1, correction=0.5), "std: correction must be an integer"),
-        (lambda x: cv.logsumexp(x, (1, 1)), "axes (1, 1) name a dimension twice"),
+        (lambda x: cv.logsumexp(x, (1, 1)), "axis (1, 1) names a dimension twice"),
     ],
 )
 def test_wrong_arguments(call: Any, told: str) -> None:

@@ -222,7 +222,7 @@ def test_a_gradient_penalty_of_a_convolution_is_that_of_pytorch():
         h = cv.leaky_relu(cv.conv2d(x, w, stride=2, padding=1))
         score = cv.matmul(cv.flatten(h), v)
         d = cv.gradient(cv.sum(score), x)
-        norms = cv.sqrt(cv.sum(cv.square(d), axes=(1, 2, 3)))
+        norms = cv.sqrt(cv.sum(cv.square(d), axis=(1, 2, 3)))
         loss = cv.mean(cv.square(norms - 1.0)) + cv.mean(score)
         learn.minimize(loss, optimizer=cv.SGD(0.1), output=score)
     program = cv.compile(g, batch_size=3, dtype="float64", accumulate=True)

@@ -343,7 +343,7 @@ class _Drawing:
         forms: list[Callable[[Variable], Variable]] = [
             lambda z: cv.mean(cv.tanh(z)), lambda z: -cv.mean(cv.tanh(z)), lambda z: 1 - cv.mean(cv.sigmoid(z)),
             lambda z: -cv.sum(cv.tanh(z)), lambda z: cv.mean(cv.square(cv.tanh(z))), lambda z: cv.mean(cv.square(z), keepdims=True),
-            lambda z: -cv.mean(cv.sum(cv.tanh(z), axes=z.rank - 1 if z.rank else None)), lambda z: cv.sum_squares(cv.tanh(z)) * 0.5,
+            lambda z: -cv.mean(cv.sum(cv.tanh(z), axis=z.rank - 1 if z.rank else None)), lambda z: cv.sum_squares(cv.tanh(z)) * 0.5,
             lambda z: cv.mse(cv.tanh(z), cv.stop_gradient(cv.sigmoid(z))), lambda z: cv.max(cv.tanh(z)) / 3,
         ]  # fmt: skip
         total = rng.choice(forms)(must)

@@ -27,7 +27,7 @@ def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
     axis = F.class_axis(x)
     log_p = F.log_softmax(x, axis)
     if t.shape == x.shape:
-        return -F.sum(_without_part(t, t * log_p), axes=axis)  # a class with probability 0 may have the score -inf
+        return -F.sum(_without_part(t, t * log_p), axis=axis)  # a class with probability 0 may have the score -inf
     log_p = F.channels_last(log_p) if axis == 1 else log_p
     return -F.pick(log_p, t if t.rank < x.rank else F.reshape(t, log_p.descriptor.generic[:-1]))
 

@@ -139,11 +139,10 @@ class _Window(Applied):
 
 
 @dataclass(repr=False, eq=False)
-class MaxPool2d(_Window):
+class MaxPool2d(_Window, function=images.max_pool):
     """The largest element of each window: `calcvm.max_pool`."""
 
     axes = 2
-    function = staticmethod(images.max_pool)
     kernel: Any
     stride: Any = None
     padding: Any = 0
@@ -164,11 +163,10 @@ class MaxPool3d(MaxPool2d):
 
 
 @dataclass(repr=False, eq=False)
-class AvgPool2d(_Window):
+class AvgPool2d(_Window, function=images.avg_pool):
     """The mean of each window: `calcvm.avg_pool`."""
 
     axes = 2
-    function = staticmethod(images.avg_pool)
     kernel: Any
     stride: Any = None
     padding: Any = 0
@@ -189,11 +187,10 @@ class AvgPool3d(AvgPool2d):
 
 
 @dataclass(repr=False, eq=False)
-class LPPool2d(_Window):
+class LPPool2d(_Window, function=images.lp_pool):
     """The p-norm of each window: `calcvm.lp_pool`."""
 
     axes = 2
-    function = staticmethod(images.lp_pool)
     p: float
     kernel: Any
     stride: Any = None
@@ -201,40 +198,31 @@ class LPPool2d(_Window):
 
 
 @dataclass(repr=False, eq=False)
-class AdaptiveAvgPool(Applied):
+class AdaptiveAvgPool(Applied, function=images.adaptive_avg_pool):
     """The mean of each of a given number of windows that cover the image: `calcvm.adaptive_avg_pool`."""
 
-    function = staticmethod(images.adaptive_avg_pool)
     size: Any
 
 
 @dataclass(repr=False, eq=False)
-class AdaptiveMaxPool(Applied):
+class AdaptiveMaxPool(Applied, function=images.adaptive_max_pool):
     """The largest element of each of a given number of windows that cover the image: `calcvm.adaptive_max_pool`."""
 
-    function = staticmethod(images.adaptive_max_pool)
     size: Any
 
 
-@dataclass(repr=False, eq=False)
-class GlobalAvgPool(Applied):
+class GlobalAvgPool(Applied, function=images.global_avg_pool):
     """The mean of each channel: (N, C, 1, ...)."""
 
-    function = staticmethod(images.global_avg_pool)
 
-
-@dataclass(repr=False, eq=False)
-class GlobalMaxPool(Applied):
+class GlobalMaxPool(Applied, function=images.global_max_pool):
     """The largest element of each channel: (N, C, 1, ...)."""
 
-    function = staticmethod(images.global_max_pool)
-
 
 @dataclass(repr=False, eq=False)
-class Upsample(Applied):
+class Upsample(Applied, function=images.upsample):
     """The image with its axes scaled or resized: `calcvm.upsample`."""
 
-    function = staticmethod(images.upsample)
     scale: Any = None
     size: Any = None
     mode: str = "nearest"
@@ -242,10 +230,9 @@ class Upsample(Applied):
 
 
 @dataclass(repr=False, eq=False)
-class Pad(Applied):
+class Pad(Applied, function=images.pad):
     """The image with elements added around it: `calcvm.pad`."""
 
-    function = staticmethod(images.pad)
     padding: Any
     mode: str = "constant"
     value: float = 0.0

@@ -289,18 +289,23 @@ class Function(Layer):
         return f"Function {getattr(self._fn, '__name__', self._fn)}({', '.join(given)})"
 
 
+@dataclass(repr=False, eq=False)
 class Applied(Layer):
     """Base class of layers without parameters: a function of one variable, with the settings as fields of the layer."""
 
     stateless: ClassVar[bool] = True
     function: ClassVar[Callable[..., Variable]]
 
+    def __init_subclass__(cls, function: Callable[..., Variable] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if function:
+            cls.function = staticmethod(function)
+
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
         return type(self).function(x, **vars(self))
 
 
-@dataclass(repr=False, eq=False)
 class Activation(Applied):
     """Base class of layers that apply one operator to every element, or every row."""
 
@@ -313,19 +318,15 @@ class Activation(Applied):
 
 
 @dataclass(repr=False, eq=False)
-class Scale(Activation):
+class Scale(Activation, function=lambda x, a, b: apply("affine", x, a=a, b=b)):
     """``a * x + b`` with constants, for example to scale raw data."""
 
     a: float = 1.0
     b: float = 0.0
-    function = staticmethod(lambda x, a, b: apply("affine", x, a=a, b=b))
 
 
-@dataclass(repr=False, eq=False)
-class Flatten(Activation):
+class Flatten(Activation, function=F.flatten):
     """(B, ...) as (B, n), n the elements per sample.  A view: it costs nothing."""
-
-    function = staticmethod(F.flatten)
 
 
 class Reshape(Layer):
@@ -349,86 +350,57 @@ class Reshape(Layer):
         return F.reshape(x, (None, *self.shape))
 
 
-@dataclass(repr=False, eq=False)
-class ReLU(Activation):
+class ReLU(Activation, function=F.relu):
     """max(x, 0)."""
 
-    function = staticmethod(F.relu)
-
 
 @dataclass(repr=False, eq=False)
-class LeakyReLU(Activation):
+class LeakyReLU(Activation, function=F.leaky_relu):
     """x where positive, ``alpha * x`` elsewhere."""
 
     alpha: float = 0.01
-    function = staticmethod(F.leaky_relu)
 
 
-@dataclass(repr=False, eq=False)
-class Sigmoid(Activation):
+class Sigmoid(Activation, function=F.sigmoid):
     """1 / (1 + exp(-x))."""
 
-    function = staticmethod(F.sigmoid)
 
-
-@dataclass(repr=False, eq=False)
-class Tanh(Activation):
+class Tanh(Activation, function=F.tanh):
     """Hyperbolic tangent."""
 
-    function = staticmethod(F.tanh)
-
 
 @dataclass(repr=False, eq=False)
-class GELU(Activation):
+class GELU(Activation, function=F.gelu):
     """x * Phi(x); Phi, the normal distribution function, is computed by erf ("none") or approximated by "tanh"."""
 
     approximate: str = "none"
-    function = staticmethod(F.gelu)
 
     def __post_init__(self) -> None:
         checks.choice("GELU: approximate", self.approximate, ("none", "tanh"))
 
 
-@dataclass(repr=False, eq=False)
-class SiLU(Activation):
+class SiLU(Activation, function=F.silu):
     """x / (1 + exp(-x)), also called swish."""
 
-    function = staticmethod(F.silu)
 
-
-@dataclass(repr=False, eq=False)
-class SELU(Activation):
+class SELU(Activation, function=F.selu):
     """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere."""
 
-    function = staticmethod(F.selu)
 
-
-@dataclass(repr=False, eq=False)
-class Mish(Activation):
+class Mish(Activation, function=F.mish):
     """x * tanh(softplus(x))."""
 
-    function = staticmethod(F.mish)
 
-
-@dataclass(repr=False, eq=False)
-class HardSigmoid(Activation):
+class HardSigmoid(Activation, function=F.hard_sigmoid):
     """x/6 + 1/2, clipped to [0, 1]."""
 
-    function = staticmethod(F.hard_sigmoid)
 
-
-@dataclass(repr=False, eq=False)
-class HardSwish(Activation):
+class HardSwish(Activation, function=F.hard_swish):
     """x * hard_sigmoid(x)."""
 
-    function = staticmethod(F.hard_swish)
 
-
-@dataclass(repr=False, eq=False)
-class ReLU6(Activation):
+class ReLU6(Activation, function=F.relu6):
     """x clipped to [0, 6]."""
-
-    function = staticmethod(F.relu6)
 
 
 @dataclass(repr=False, eq=False)
@@ -450,34 +422,26 @@ class PReLU(Layer):
         return F.prelu(x, shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
 
 
-@dataclass(repr=False, eq=False)
-class Softplus(Activation):
+class Softplus(Activation, function=F.softplus):
     """log(1 + exp(x))."""
 
-    function = staticmethod(F.softplus)
-
 
 @dataclass(repr=False, eq=False)
-class ELU(Activation):
+class ELU(Activation, function=F.elu):
     """x where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
 
     alpha: float = 1.0
-    function = staticmethod(F.elu)
 
 
 @dataclass(repr=False, eq=False)
-class Softmax(Activation):
+class Softmax(Activation, function=F.softmax):
     """exp(x) normalized to sum 1 over the last axis."""
 
     axis: int = -1
-    function = staticmethod(F.softmax)
 
     def __post_init__(self) -> None:
         self.axis = checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
 
 
-@dataclass(repr=False, eq=False)
-class LogSoftmax(Softmax):
+class LogSoftmax(Softmax, function=F.log_softmax):
     """log(softmax(x)) over the last axis."""
-
-    function = staticmethod(F.log_softmax)

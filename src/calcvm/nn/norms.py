@@ -85,29 +85,31 @@ class GroupNorm(_Norm):
 
 @dataclass(repr=False, eq=False)
 class LayerNorm(_Norm):
-    """Each sample's last ``axes`` axes normalized: `calcvm.layer_norm`."""
+    """Each sample's last ``normalized_axes`` axes normalized: `calcvm.layer_norm`."""
 
-    axes: int = 1
+    normalized_axes: int = 1
 
     def _last(self, x: Variable, scope: str) -> tuple[int, ...]:
         self._given(x)
-        last = x.shape[x.rank - self.axes :] if self.axes < x.rank else ()
+        last = x.shape[x.rank - self.normalized_axes :] if self.normalized_axes < x.rank else ()
         if not last or not all(n.constant for n in last):
-            raise ShapeError(f"{scope}: the input {x} must have the batch first and {self.axes} fixed sizes last")
+            raise ShapeError(
+                f"{scope}: the input {x} must have the batch first and {self.normalized_axes} fixed sizes last"
+            )
         return tuple(n.b for n in last)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         scale, shift = self._affine(x, scope, self._last(x, scope), "scale", "shift")
-        return F.layer_norm(x, scale, shift, self.axes, self.eps)
+        return F.layer_norm(x, scale, shift, self.normalized_axes, self.eps)
 
 
 @dataclass(repr=False, eq=False)
 class RMSNorm(LayerNorm):
-    """Each sample's last ``axes`` axes divided by their root mean square: `calcvm.rms_norm`."""
+    """Each sample's last ``normalized_axes`` axes divided by their root mean square: `calcvm.rms_norm`."""
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         (scale,) = self._affine(x, scope, self._last(x, scope), "scale")
-        return F.rms_norm(x, scale, self.axes, self.eps)
+        return F.rms_norm(x, scale, self.normalized_axes, self.eps)
 
 
 @dataclass(repr=False, eq=False)

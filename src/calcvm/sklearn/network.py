@@ -133,13 +133,13 @@ def _mean(design: Design, z: Variable, t: Variable) -> Variable:
 def _each(design: Design, z: Variable, t: Variable) -> Variable:
     """The loss of each sample, shape (batch,)."""
     if design.out_activation == "softmax":
-        return F.neg(F.sum(t * F.log_softmax(z), axes=1))
+        return F.neg(F.sum(t * F.log_softmax(z), axis=1))
     if design.out_activation == "logistic":
-        return F.sum(apply("binary_cross_entropy_term", z, t), axes=1)
+        return F.sum(apply("binary_cross_entropy_term", z, t), axis=1)
     if design.out_activation == "identity":
-        return F.sum(F.square(z - t), axes=1) * 0.5
+        return F.sum(F.square(z - t), axis=1) * 0.5
     # half the Poisson deviance; the part that depends only on the target is data
-    return F.sum(F.exp(z) - t * z, axes=1) + z.graph.placeholder("constant", (None,))
+    return F.sum(F.exp(z) - t * z, axis=1) + z.graph.placeholder("constant", (None,))
 
 
 @lru_cache(KEPT_PROGRAMS)
