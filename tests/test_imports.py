@@ -56,7 +56,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "init": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "frozen"}, {"numpy"}),
     # functions: types of the methods that it sets
-    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables", "functions"}, {"numpy"}),
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),

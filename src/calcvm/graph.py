@@ -23,7 +23,6 @@ from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
 from calcvm.tables import html
 
 if TYPE_CHECKING:
-    from calcvm import functions as F
     from calcvm.init import Initializer
     from calcvm.optim import Optimizer, Regularizer
 
@@ -162,8 +161,20 @@ class Variable(Answering):
         return len(self.shape)
 
     if TYPE_CHECKING:  # functions.py sets them
-        sum, mean, max, min, var, std = F.sum, F.mean, F.max, F.min, F.var, F.std
-        cumsum, flatten, astype = F.cumsum, F.flatten, F.cast
+
+        def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable: ...
+        def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable: ...
+        def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable: ...
+        def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Variable: ...
+        def var(
+            self, axis: int | Sequence[int] | None = None, correction: int = 0, keepdims: bool = False
+        ) -> Variable: ...
+        def std(
+            self, axis: int | Sequence[int] | None = None, correction: int = 0, keepdims: bool = False
+        ) -> Variable: ...
+        def cumsum(self, axis: int = -1, reverse: bool = False) -> Variable: ...
+        def flatten(self) -> Variable: ...
+        def astype(self, dtype: Any) -> Variable: ...
 
     def reshape(self, *shape: Any) -> Variable:
         """`calcvm.reshape`: ``x.reshape(None, 8)`` or ``x.reshape((None, 8))``."""
