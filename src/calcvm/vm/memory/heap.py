@@ -90,6 +90,15 @@ class CalcHeap(Uncopied):
     device : Device
     stats : switches, bytes and seconds of switching
     closed : whether `close` has given the memory back
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> program = cv.compile(graph, batch_size=8)
+    >>> heap = cv.CalcHeap("1 MiB")
+    >>> model = cv.Model.on(heap.create(program, seed=0, name="first"))
+    >>> heap.names
+    ['first']
     """
 
     closed = False

@@ -127,6 +127,14 @@ class Resident(Uncopied):
 
     ``with model:`` holds one turn for a whole block.  No other call comes between, for instance, ``model["x"] = data`` and
     `run_steps`, and views of its memory stay valid, since the model stays in the heap.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(1), (4,), "mse", cv.SGD(0.1))
+    >>> model = cv.CalcHeap("1 MiB").create(cv.compile(graph, batch_size=8), seed=0)
+    >>> model["input"], model["target"] = np.ones((8, 4)), np.ones((8, 1))
+    >>> model.run_steps(100, "learn") < 1e-3
+    True
     """
 
     _instead = "heap.copy makes a second one; pass its program and its image()"
