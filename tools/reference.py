@@ -40,9 +40,16 @@ def public() -> dict[str, Any]:
         module = import_module(name)
         for key in getattr(module, "_public", module.__all__):
             value = getattr(module, key)
-            if not inspect.ismodule(value) and not any(value is other for other in found.values()):
+            known = (inspect.unwrap(other) for other in found.values())
+            if not inspect.ismodule(value) and not any(inspect.unwrap(value) is other for other in known):
                 found[f"{name}.{key}"] = value
     return found
+
+
+def described(value: Any) -> str:
+    """The docstring of an object, or of its call if its class is not public."""
+    is_instance = callable(value) and not hasattr(value, "__name__")
+    return inspect.getdoc(value.__call__ if is_instance else value) or ""
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -88,7 +95,7 @@ def signature(function: Any) -> str:
 def source(full: str, value: Any) -> str:
     """An object as source without its code: signature, docstring, and the members of a class."""
     owner, _, name = full.rpartition(".")
-    doc = f"\n{markdown(inspect.getdoc(value) or '', full)!r}\n"
+    doc = f"\n{markdown(described(value), full)!r}\n"
     if isinstance(value, type):
         bases = [base.__name__ for base in value.__mro__[1:] if base in public().values()][:1]
         init = f"def __init__{signature(value.__init__)}: ...\n" if inspect.isfunction(value.__init__) else ""
@@ -108,7 +115,9 @@ def markdown(doc: str, full: str) -> str:
     for section in sections:
         title, _, body = section.split("\n", 2)
         if title in PARSED:
-            body = re.sub(r"^(\S.*?) : (.*)((?:\n    .*)*)", lambda m: item(*m.groups(), full), body, flags=re.MULTILINE)
+            body = re.sub(
+                r"^(\S.*?) : (.*)((?:\n    .*)*)", lambda m: item(*m.groups(), full), body, flags=re.MULTILINE
+            )
             section = f"{title}\n---\n{body}"
         parts.append(section if title in (*PARSED, "Examples") else f"**{title}**\n\n{plain(body, full)}")
     return "\n\n".join(parts)

@@ -319,14 +319,17 @@ class Model(methods.HasFastMethods, hints.Closed):
 
     @property
     def program(self) -> Program:
+        """The rows that it runs."""
         return self.resident.program
 
     @property
     def heap(self) -> CalcHeap:
+        """The heap that it lies in."""
         return self.resident.heap
 
     @property
     def batch_size(self) -> int:
+        """The largest number of samples per step."""
         return self.program.batch_size
 
     @property
