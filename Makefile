@@ -23,7 +23,7 @@ LONGEST := whole-others $(FOLDERS) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -92,6 +92,14 @@ docs: $(VENV)/.dev ## write docs/operators.md from the operator table, docs/room
 	$(BIN)/python tools/operators.py
 	$(BIN)/python tools/rooms.py
 
+site: $(VENV)/.docs ## build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(VENV)/.dist ## build what is published into dist/, and check it as the package index does
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
 	$(BIN)/python -m bench all
 
@@ -111,7 +119,7 @@ mutants: $(VENV)/.torch ## put defects in on purpose: the tests must find each
 	$(ALONE) $(BIN)/python -m tests.mutants
 
 clean: ## remove .venv and everything that was made (the JIT cache is the user's: see calcvm info)
-	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info
+	rm -rf $(VENV) build dist out site .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---------------------------------------------------------------- set-up, once for each set of extras
@@ -127,6 +135,14 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+$(VENV)/.dist: | $(BIN)/python
+	$(PIP) build twine
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import calcvm
 from tests.test_math import BOUND
 from tests.test_readme import blocks, check
+from tools.reference import REPOSITORY, described, members, public
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "calcvm"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"))]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 WIDTH = 140
@@ -88,9 +92,10 @@ def anchors(page: Path) -> set[str]:
 def broken_links(page: Path) -> list[str]:
     bad = []
     for target in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
-        if re.match(r"[a-z]+:", target):
+        path = re.sub(rf"^{REPOSITORY}/(blob|raw)/main/", f"{ROOT}/", target)
+        if re.match(r"[a-z]+:", path):
             continue
-        file, _, anchor = target.partition("#")
+        file, _, anchor = path.partition("#")
         other = page.parent / file if file else page
         if not other.exists() or (anchor and anchor not in anchors(other)):
             bad.append(target)
@@ -104,8 +109,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_a_broken_link_is_caught(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One, two\n[a](page.md) [b](#one-two) [c](https://x.y) [d](none.md) [e](page.md#none)\n")
-    assert broken_links(page) == ["none.md", "page.md#none"]
+    away = f"{REPOSITORY}/blob/main/docs"
+    text = f"[a](page.md) [b](#one-two) [c](https://x.y) [d](none.md) [e](page.md#none) [f]({away}/planning.md) [g]({away}/no.md)"
+    page.write_text(f"# One, two\n{text}\n")
+    assert broken_links(page) == ["none.md", "page.md#none", f"{away}/no.md"]
 
 
 WRITTEN = {"train.py"}  # by an example
@@ -156,6 +163,20 @@ def test_lines_are_short(page: Path) -> None:
 def test_snippets_run_and_print_what_is_said(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check(page.read_text(), page.name)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_examples_of_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of public objects, which know ``cv``, ``nn`` and ``np``."""
+    monkeypatch.chdir(tmp_path)
+    runner, tried = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE), 0
+    for name, value in public().items():
+        inner = [*members(value)] if isinstance(value, type) else []
+        for full, documented in ((name, value), *((f"{name}.{member}", of) for member, of in inner)):
+            known = {"cv": calcvm, "nn": calcvm.nn, "np": np}
+            found = doctest.DocTestParser().get_doctest(described(documented), known, full, None, None)
+            tried += runner.run(found).attempted
+    assert tried > 150 and runner.failures == 0
 
 
 def test_architecture_has_snippets() -> None:

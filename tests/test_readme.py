@@ -64,7 +64,9 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_readme_links_lead_somewhere() -> None:
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text()):
-            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+            assert target.startswith("https://") or (name != "README.md" and (ROOT / target).exists()), (
+                f"{name}: {target}"
+            )
 
 
 def test_the_measured_figures_are_those_of_the_results() -> None:
@@ -176,5 +178,5 @@ def rewrite(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         rewrite(page)

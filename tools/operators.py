@@ -35,8 +35,8 @@ backward row is emitted if a gradient that it sets is needed. Each row is listed
   sizes may depend on the batch.
 - **operands**: element offsets into the heap, in order. A row *reads* an operand; *sets* every element; *sets or adds to* it, by
   the word `acc`; or *updates* it in place (parameters, state). *scratch* belongs to this row alone. Next come the extent in
-  elements, as a formula of the words, and how the workers share it. *by n*: worker w of W touches only units floor(n*w/W) to
-  floor(n*(w+1)/W) of n equal ones. *all*: any worker may touch any element. *worker 0*: no other worker touches it.
+  elements, as a formula of the words, and how the workers share it. *by n*: worker w of W touches only units `n*w // W` to
+  `n*(w + 1) // W` of n equal ones. *all*: any worker may touch any element. *worker 0*: no other worker touches it.
   *a part each*: equal parts of the extent. If n is 0, as in some choices between sizes, it is *all*.
 - **in place**: `y = x` means that y may take x's storage if x dies in this row.
 - **requires**: expressions that must not be negative, beyond the ranges of the words. The verifier proves it for every batch.

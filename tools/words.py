@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # What is read; pages that a program writes, and history, are not.
-PAGES = ("*.md", "docs/*.md")
+PAGES = ("*.md", "docs/**/*.md")
 CODE = ("src/**/*.py", "tools/*.py", "bench/**/*.py", "examples/*.py")
 LEFT_OUT = ("docs/operators.md", "CHANGELOG.md", "tools/words.py")
 LONGEST = 40  # words of a sentence of a page, between semicolons

@@ -47,7 +47,7 @@ if _TYPE_CHECKING:
     from calcvm.indexed import einsum, equation, indexes
     from calcvm.split_model import Processor, SplitModel, SplitPlan, plan_devices
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",

@@ -118,6 +118,15 @@ def plan(
     PlanError : the program does not fit, with ``needed`` and ``allowed`` bytes.
     UnsupportedOperator : the device has no kernel for a row.
     CalcError : an option is invalid, or the seconds of a row are not a number >= 0.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), (64,), "mse", cv.SGD(0.1))
+    >>> plan = cv.plan(graph, batch_size=32, workers=1)
+    >>> plan.heap_bytes < 100_000
+    True
+    >>> cv.plan(graph, memory="1 MiB").batch_size > 1000
+    True
     """
     checks.one_of("plan", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
     dtype = checks.choice("dtype", _name_of(dtype), ITEMSIZE)
@@ -370,6 +379,13 @@ def compile(  # noqa: A001
     ------
     PlanError, CalcError : as in `plan`.
     ProgramError : the rows do not verify (a defect of calcvm or of a registered operator).
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> program = cv.compile(graph, batch_size=32, accumulate=False)
+    >>> program.batch_size, len(program.rows) > 3
+    (32, True)
     """
     checks.one_of("compile", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
     if plan is None:

@@ -18,6 +18,8 @@ import numpy as np
 from calcvm.errors import CalcError, MissingExtra, telling
 from calcvm.tables import some
 
+__all__ = ["cifar10", "digits", "images", "mnist", "read_idx", "samples", "train_test_split"]
+
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK_BYTES = 1 << 20
 

@@ -44,8 +44,10 @@ class Ensemble:
 
     Examples
     --------
-    >>> ensemble = cv.Ensemble([handle.model for handle in fleet.handles.values()])
-    >>> ensemble.evaluate(X, y)
+    >>> X = np.ones((8, 4), "float32")
+    >>> models = [cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer="adam", seed=s) for s in range(3)]
+    >>> cv.Ensemble(models).predict(X).shape
+    (8, 1)
     """
 
     def __init__(self, models: Sequence[Model], method: str = "mean", weights: Sequence[float] | None = None):
@@ -229,6 +231,15 @@ def snapshot_ensemble(
     References
     ----------
     Huang et al., Snapshot ensembles: train 1, get M for free, 2017.
+
+    Examples
+    --------
+    >>> X, y = np.eye(8, 4, dtype="float32"), np.arange(8) % 2
+    >>> schedule = cv.CosineRestarts(10)
+    >>> model = cv.Model(nn.Linear(2), input_shape=(4,), optimizer=cv.SGD(0.1, schedule=schedule), batch_size=8)
+    >>> ensemble = cv.snapshot_ensemble(model, X, y, cycles=2, epochs_per_cycle=2, progress=False)
+    >>> len(ensemble.models)
+    2
     """
     checks.one_of("snapshot_ensemble", model, Model, "a model")
     cycles, epochs_per_cycle = checks.integer("cycles", cycles), checks.integer("epochs_per_cycle", epochs_per_cycle)

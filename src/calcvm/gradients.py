@@ -27,6 +27,15 @@ def gradient(y: Variable, x: Variable) -> Variable:
     ShapeError : y has more than one element.
     CalcError : y belongs to another path, y has no gradient with respect to x, or a part of the gradient goes through a
         result of another path, at which gradients stop.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x = g.placeholder("x", (None, 1))
+    >>> with g.path("slope") as slope:
+    ...     dx = cv.gradient(cv.sum(x * x * x), x)
+    >>> slope.evaluate({"x": [[2.0]]})[dx.name]
+    array([[12.]])
     """
     for v in (y, x):
         checks.one_of("gradient", v, Variable, "a variable")
@@ -100,6 +109,15 @@ def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:
     References
     ----------
     Simonyan, Vedaldi and Zisserman 2014, Deep inside convolutional networks.
+
+    Examples
+    --------
+    >>> net = nn.Conv2d(4, 3) >> nn.ReLU() >> nn.Flatten() >> nn.Linear(10)
+    >>> g = cv.CalcGraph()
+    >>> x, digit = g.placeholder("x", (None, 1, 8, 8)), g.placeholder("digit", (None,))
+    >>> with g.path("seen"):
+    ...     print(cv.saliency(net.build(x, training=False), digit, x))
+    max (B, 8, 8)
     """
     return F.max(F.abs(_of_scores("saliency", scores, classes, x)), axis=1)
 
@@ -115,6 +133,16 @@ def grad_cam(scores: Variable, classes: Variable, maps: Variable) -> Variable:
     References
     ----------
     Selvaraju et al. 2017, Grad-CAM: visual explanations from deep networks via gradient-based localization.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, digit = g.placeholder("x", (None, 1, 8, 8)), g.placeholder("digit", (None,))
+    >>> with g.path("seen"):
+    ...     maps = nn.Conv2d(4, 3).build(x, "conv", training=False)
+    ...     scores = (nn.ReLU() >> nn.Flatten() >> nn.Linear(10)).build(maps, training=False)
+    ...     print(cv.grad_cam(scores, digit, maps))
+    relu_2 (B, 6, 6)
     """
     d = _of_scores("grad_cam", scores, classes, maps)
     weights = F.mean(d, axis=tuple(range(2, d.rank)), keepdims=True)

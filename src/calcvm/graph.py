@@ -32,6 +32,12 @@ class TensorDescriptor:
     """The shape of a variable: generic, with the batch open, and current, for one batch size.
 
     generic : tuple of int, None (the batch) or Affine (a linear function of the batch).
+
+    Examples
+    --------
+    >>> x = cv.CalcGraph().placeholder("x", (None, 4))
+    >>> x.descriptor.generic, x.descriptor.current(8)
+    ((None, 4), (8, 4))
     """
 
     shape: Shape
@@ -74,6 +80,15 @@ class Variable(Answering):
     Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``) and conditions (``& | ^ ~``)
     build operators in the active path.  ``==`` compares identity: use `calcvm.equal` for elements.  The other side may be a
     number or an array, which becomes a constant of the graph.  Methods are those of NumPy's arrays, such as ``x.sum(axis=1)``.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x = g.placeholder("x", (None, 2))
+    >>> with g.path("line"):
+    ...     y = 2 * x[:, 0] - 1
+    >>> print(x, y)
+    x (B, 2) y (B,)
     """
 
     def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
@@ -481,6 +496,15 @@ class Path(Answering):
 
     layers : by scope of a network's layer, its result and the number of operators in the path when it was built.
         A layer may add no operators.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x = g.placeholder("x", (None, 2))
+    >>> with g.path("norms") as norms:
+    ...     y = cv.sqrt(cv.sum_squares(x, 1))
+    >>> norms.evaluate({"x": [[3.0, 4.0]]})[y.name]
+    array([5.])
     """
 
     graph: CalcGraph = field(repr=False)
@@ -650,8 +674,12 @@ class Path(Answering):
 
         Examples
         --------
-        >>> learn.evaluate({"x": np.ones((2, 6)), "t": np.zeros((2, 3))})["Y"].shape
-        (2, 3)
+        >>> g = cv.CalcGraph()
+        >>> x, W = g.placeholder("x", (None, 2)), g.parameter("W", (2, 1))
+        >>> with g.path("predict") as predict:
+        ...     y = x @ W
+        >>> predict.evaluate({"x": [[1.0, 2.0]], "W": [[3.0], [4.0]]})["y"]
+        array([[11.]])
         """
         return LATER["evaluate"](self, values, checks.integer("evaluate: seed", seed, 0, 2**63 - 1))
 
@@ -715,7 +743,21 @@ def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:
 
 
 class CalcGraph(Answering):
-    """A graph of operators in paths that share variables."""
+    """A graph of operators in paths that share variables.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 3))
+    >>> W = g.parameter("W", (6, 3))
+    >>> with g.path("learn", backward=True) as learn:
+    ...     Y = x @ W
+    ...     learn.minimize(cv.mse(Y, t), cv.SGD(0.1), output=Y)
+    >>> with g.path("predict") as predict:
+    ...     predict.output = x @ W
+    >>> cv.Model(g, batch_size=8).predict(np.zeros((2, 6))).shape
+    (2, 3)
+    """
 
     variables: dict[str, Variable]
     states: dict[str, Variable]
@@ -978,6 +1020,14 @@ def apply(
     ShapeError : the inputs' shapes do not fit; the message names operator, variables and shapes.
     UnsupportedOperator : the table has no such operator.
     CalcError : an attribute is unknown or out of range.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x = g.placeholder("x", (None, 3))
+    >>> with g.path("forward"):
+    ...     print(cv.apply("leaky_relu", x, alpha=0.1))
+    leaky_relu (B, 3)
     """
     spec = OPS.get(name) if isinstance(name, str) else None
     if spec is None:

@@ -309,7 +309,8 @@ NAMES = {
     for name, kind in list(globals().items())
     if kind in KINDS and kind not in (Constant, Function)
 }
-hints.hint(globals(), [kind.__name__ for kind in KINDS])
+__all__ = ["Initializer", "function", *(kind.__name__ for kind in KINDS)]
+hints.hint(globals(), __all__[2:])
 
 
 def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndarray:

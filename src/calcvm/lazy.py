@@ -12,8 +12,8 @@ else:
     class cached_property:  # noqa: N801
         """`functools.cached_property` as from Python 3.12 on: two threads may both compute the value; one result stays."""
 
-        def __init__(self, compute: Any):
-            self.compute, self.__doc__ = compute, compute.__doc__
+        def __init__(self, func: Any):
+            self.func, self.__doc__ = func, func.__doc__
 
         def __set_name__(self, owner: type, name: str) -> None:
             self.name = name
@@ -21,7 +21,7 @@ else:
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             if instance is None:
                 return self
-            return instance.__dict__.setdefault(self.name, self.compute(instance))
+            return instance.__dict__.setdefault(self.name, self.func(instance))
 
 
 __all__ = ["cached_property"]

@@ -114,11 +114,13 @@ def explore(
     Examples
     --------
     >>> def build(trial):
-    ...     net = nn.Linear(trial["width"]) >> nn.ReLU() >> nn.Linear(10)
-    ...     return cv.build_graph(net, (64,), "softmax_cross_entropy", cv.Adam(trial["rate"]))
+    ...     net = nn.Linear(trial["width"]) >> nn.ReLU() >> nn.Linear(2)
+    ...     return cv.build_graph(net, (4,), "softmax_cross_entropy", cv.Adam(trial["rate"]))
+    >>> X, y = np.eye(40, 4, dtype="float32"), np.arange(40) % 2
     >>> space = {"width": (8, 64), "rate": (1e-4, 1e-1, "log")}
-    >>> result = cv.explore(build, space, data=(X, y), validation=0.2, n_trials=1000, metric="val_accuracy")
-    >>> result.best.params, result.top(1)[0].predict(X)
+    >>> result = cv.explore(build, space, data=(X, y), validation=0.2, n_trials=8, metric="val_accuracy", progress=False)
+    >>> sorted(result.best.params), result.top(1)[0].predict(X).shape
+    (['rate', 'width'], (40, 2))
     """
     start = time.perf_counter()
     if not callable(build):

@@ -62,9 +62,13 @@ class Fleet(Uncopied):
 
     Examples
     --------
-    >>> fleet = cv.Fleet(memory="64 MiB")
-    >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
-    >>> print(fleet.fit(epochs=30))
+    >>> X, y = np.eye(8, 4, dtype="float32"), np.arange(8) % 2
+    >>> program = cv.compile(cv.build_graph(nn.Linear(2), (4,), "softmax_cross_entropy", cv.SGD(0.1)), batch_size=8)
+    >>> fleet = cv.Fleet(memory="1 MiB")
+    >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(100)]
+    >>> results = fleet.fit(epochs=3, progress=False)
+    >>> len(results), handles[0].status, handles[0].model.predict(X).shape
+    (100, 'done', (8, 2))
     """
 
     _instead = "copy its models, handle.model; save them, or pass their programs and make another fleet"

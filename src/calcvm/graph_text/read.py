@@ -55,8 +55,8 @@ def read_graph(text: str) -> CalcGraph:
 
     Examples
     --------
-    >>> graph = cv.read_graph(text)
-    >>> cv.compile(graph, batch_size=8) == cv.compile(cv.read_graph(graph.text()), batch_size=8)
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> cv.compile(cv.read_graph(graph.text()), batch_size=8) == cv.compile(graph, batch_size=8)
     True
     """
     if not isinstance(text, str):

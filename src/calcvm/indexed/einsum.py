@@ -25,6 +25,14 @@ def einsum(subscripts: str, *operands: Variable | Any) -> Variable:
     ------
     ShapeError : axes of one letter differ, or the numbers of subscripts and axes do; a caret shows the place in the equation.
     CalcError : the subscripts are invalid.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4, 3))
+    >>> with g.path("forward"):
+    ...     print(cv.einsum("bi,io->bo", x, w))
+    y (B, 3)
     """
     text, given = equation_of(subscripts, operands)
     return built("einsum", text, None, given)

@@ -193,6 +193,15 @@ def indexes(names: str) -> Any:
     Raises
     ------
     CalcError : a name is invalid, or a word of the language.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4, 3))
+    >>> b, i, o = cv.indexes("b i o")
+    >>> with g.path("forward"):
+    ...     print(cv.equation[b, o](cv.sum(i, x[b, i] * w[i, o])))
+    y (B, 3)
     """
     if not isinstance(names, str) or not names.replace(",", " ").split():
         raise CalcError(f"indexes: give names, such as 'b o i', not {checks.shown(names)}")

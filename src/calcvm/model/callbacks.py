@@ -26,6 +26,17 @@ class Callback:
 
     Between calls training runs in compiled code; it returns for `on_step` after every ``every`` steps
     (None: never).
+
+    Examples
+    --------
+    >>> class Limit(cv.Callback):
+    ...     def on_epoch_end(self, model, epoch, figures):
+    ...         return "good enough" if figures["loss"] < 0.5 else None
+    >>> X = np.ones((32, 4), "float32")
+    >>> model = cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    >>> history = model.fit(X, X[:, :1], epochs=50, callbacks=[Limit()], progress=False)
+    >>> len(history["loss"]) < 50, history.stopped
+    (True, 'good enough')
     """
 
     every: int | None = None
@@ -134,6 +145,13 @@ class EarlyStopping(_Watch):
     keep_best : at the end, restore the state after the best epoch: parameters, optimizer state and step counters.
         `Model.epochs_done` still counts all epochs, so the next epoch has a new order.  The state is kept in memory, in
         ``program.heap_bytes`` at most.
+
+    Examples
+    --------
+    >>> stop = cv.EarlyStopping(patience=3, keep_best=True)
+    >>> X = np.ones((32, 4), "float32")
+    >>> model = cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    >>> history = model.fit(X, X[:, :1], epochs=9, validation=(X, X[:, :1]), callbacks=[stop], progress=False)
     """
 
     def __init__(
@@ -169,6 +187,13 @@ class ReduceOnPlateau(_Watch):
     """Multiplies the learning rate by ``factor`` when a figure has not improved for ``patience`` epochs.
 
     It stops at ``min_rate``.  After a reduction it waits ``cooldown`` epochs before it counts again.  As Keras's ReduceLROnPlateau.
+
+    Examples
+    --------
+    >>> slower = cv.ReduceOnPlateau(factor=0.5, patience=2)
+    >>> X = np.ones((32, 4), "float32")
+    >>> model = cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    >>> history = model.fit(X, X[:, :1], epochs=9, callbacks=[slower], progress=False)
     """
 
     def __init__(

@@ -25,6 +25,14 @@ class History:
 
     ``stopped`` says why training ended, and from which epoch on the loss was not finite.  ``kept`` is the epoch, from 0,
     whose state the model has at the end (``keep_best``; None: the last one's).
+
+    Examples
+    --------
+    >>> X = np.ones((32, 4), "float32")
+    >>> model = cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    >>> history = model.fit(X, X[:, :1], epochs=3, validation=0.25, progress=False)
+    >>> history.names, len(history["loss"])
+    (['loss', 'val_loss', 'seconds'], 3)
     """
 
     epochs: list[dict[str, float]] = field(default_factory=list)

@@ -137,6 +137,17 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         Folder of the page file for values kept there with ``page_bytes`` (see `CalcHeap`; a given ``heap`` has its own).
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
     page_bandwidth : see `calcvm.plan`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (400, 2)).astype("float32")
+    >>> y = (X[:, 0] > X[:, 1]).astype("int64")
+    >>> net = nn.Linear(16) >> nn.Tanh() >> nn.Linear(2)
+    >>> model = cv.Model(net, input_shape=(2,), optimizer=cv.Adam(1e-2), batch_size=50, seed=0)
+    >>> history = model.fit(X, y, epochs=20, progress=False)
+    >>> model.evaluate(X, y)["accuracy"] > 0.95
+    True
     """
 
     heap: CalcHeap
@@ -727,6 +738,13 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
     ProgramError : the file is truncated, altered, foreign, or of an unknown version.
     PlanError : the heap would exceed ``memory``, or the machine's memory (``needed`` and ``allowed`` bytes).
     FileError : the file cannot be read.
+
+    Examples
+    --------
+    >>> model = cv.Model(nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    >>> model.save("model.calc")
+    >>> cv.load("model.calc").predict(np.zeros((2, 4))).shape
+    (2, 1)
     """
     return _read(Model, path, memory)
 
@@ -767,6 +785,17 @@ class CalcHeap(Heap):
     device : Device
     stats : switches, bytes and seconds of switching
     closed : whether `close` has given the memory back
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(1), (4,), "mse", cv.SGD(0.1))
+    >>> heap = cv.CalcHeap("1 MiB")
+    >>> model = heap.create(cv.compile(graph, batch_size=8), seed=0, name="first")
+    >>> model["input"], model["target"] = np.ones((8, 4)), np.ones((8, 1))
+    >>> model.run_steps(100) < 1e-3
+    True
+    >>> heap.names
+    ['first']
     """
 
     def __init__(

@@ -125,6 +125,12 @@ def build_graph(
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
     The parameters are those of `Model`.  Random layers of ``preprocess``, and those after them, are part of learn and predict.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> [*graph.paths], cv.plan(graph, memory="64 KiB").batch_size > 100
+    (['learn', 'predict'], True)
     """
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
     if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):

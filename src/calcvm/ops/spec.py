@@ -52,6 +52,7 @@ class Word:
 
 
 def dims(names: str) -> tuple[Word, ...]:
+    """Words that are sizes, by their names: ``dims("rows cols")``."""
     return tuple(Word(name=n) for n in names.split())
 
 
@@ -135,18 +136,22 @@ class Operand:
 
 
 def R(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    """An operand that is read."""
     return Operand(name=name, access="r", elems=elems, part=part, **kw)
 
 
 def W(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    """An operand that is set, every element."""
     return Operand(name=name, access="w", elems=elems, part=part, **kw)
 
 
 def A(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    """An operand that is set, or added to if the row's word ``acc`` is 1."""
     return Operand(name=name, access="a", elems=elems, part=part, **kw)
 
 
 def U(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    """An operand that is read and updated in place."""
     return Operand(name=name, access="u", elems=elems, part=part, **kw)
 
 

@@ -39,6 +39,13 @@ class Plan(PlanData):
     seconds_without : predicted time of a step that recomputes nothing and has as little scratch (None: costs are not measured, or
         nothing is recomputed).  With measured costs, both include cache hits from row to row; ``overhead`` does not.
     device_bytes : for a GPU, all bytes allocated there to run the program, by purpose.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> plan = cv.plan(graph, batch_size=32, workers=1, accumulate=False)
+    >>> plan.bytes_at(16) < plan.heap_bytes == plan.bytes_at(32)
+    True
     """
 
     def report(self) -> list[dict[str, Any]]:

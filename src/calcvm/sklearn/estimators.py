@@ -456,7 +456,9 @@ class MLPClassifier(Compiled, neural_network.MLPClassifier):
     Examples
     --------
     >>> from calcvm.sklearn import MLPClassifier
-    >>> MLPClassifier(random_state=0).fit(X, y).predict(X)
+    >>> X, y = np.eye(40, 4), np.arange(40) % 2
+    >>> MLPClassifier(random_state=0, max_iter=500).fit(X, y).predict(X).shape
+    (40,)
     """
 
     _parameter_constraints = {**neural_network.MLPClassifier._parameter_constraints, **_OPTIONS}

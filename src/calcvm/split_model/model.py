@@ -92,9 +92,10 @@ class SplitModel(Uncopied):
 
     Examples
     --------
-    >>> plan = cv.plan_devices(graph, [cv.Processor("a", memory="8 MiB"), cv.Processor("b", memory="8 MiB")], batch_size=32)
+    >>> graph = cv.build_graph(nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), (64,), "mse", cv.SGD(0.1))
+    >>> plan = cv.plan_devices(graph, [cv.Processor("a", memory="1 MiB"), cv.Processor("b", memory="1 MiB")], batch_size=32)
     >>> model = cv.SplitModel(plan)
-    >>> loss = model.step(x, t)
+    >>> loss = model.step(np.ones((32, 64)), np.ones((32, 10)))
     """
 
     _instead = "its state() is, and another one has its own"

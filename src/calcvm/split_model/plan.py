@@ -167,6 +167,13 @@ def plan_devices(
     References
     ----------
     Schuler et al., XEngine: optimal tensor rematerialization for neural networks in heterogeneous environments, 2022.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), (64,), "mse", cv.SGD(0.1))
+    >>> plan = cv.plan_devices(graph, [cv.Processor("a", memory="1 MiB"), cv.Processor("b", memory="1 MiB")], batch_size=32)
+    >>> [processor.name for processor in plan.processors]
+    ['a', 'b']
     """
     checks.one_of("plan_devices", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
     processors = _checked(processors)

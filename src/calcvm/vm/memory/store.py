@@ -68,7 +68,14 @@ class Store(Protocol):
 
 
 class MemoryStore(Uncopied):
-    """Images in memory beside the heap: one array per model, allocated once."""
+    """Images in memory beside the heap: one array per model, allocated once.
+
+    Examples
+    --------
+    >>> program = cv.compile(cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1)), batch_size=8)
+    >>> heap = cv.CalcHeap(program.heap_bytes, store=cv.MemoryStore())
+    >>> models = [heap.create(program, seed=s) for s in range(3)]  # they take turns in the heap
+    """
 
     _instead = "copy its models, or save them to files; another store has its own models"
 
@@ -147,6 +154,15 @@ class FileStore(Uncopied):
     ------
     CalcError : the folder is open for writing in this or another process, or cannot be written; with ``read_only``, it
         holds no store.
+
+    Examples
+    --------
+    >>> program = cv.compile(cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1)), batch_size=8)
+    >>> with cv.CalcHeap("1 MiB", store=cv.FileStore("models")) as heap:
+    ...     first = heap.create(program, seed=0, name="first")
+    >>> with cv.CalcHeap("1 MiB", store=cv.FileStore("models")) as heap:
+    ...     print(heap.open("first").name)
+    first
     """
 
     _instead = "pass its folder instead, which one process at a time can open"

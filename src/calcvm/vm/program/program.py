@@ -32,6 +32,13 @@ class Program(ProgramData):
     operand_values : int32[n, width], the symbol behind each operand word, -1 elsewhere.
     labels : for each row the operator and variable it serves.
     info : facts about the graph, JSON-able (`calcvm.lowering.Facts`); they refer to symbols by number.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> program = cv.compile(graph, batch_size=32, accumulate=False)
+    >>> "linear_fwd" in program.disassemble()
+    True
     """
 
     def disassemble(self, batch: int | None = None) -> str:
@@ -99,6 +106,14 @@ def load_program(path: str | PathLike[str] | BinaryIO) -> Program:
         The file is truncated, altered, foreign, of an unknown version, or does not verify.
     FileError
         It cannot be read.
+
+    Examples
+    --------
+    >>> graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    >>> program = cv.compile(graph, batch_size=32)
+    >>> program.save("program.calc")
+    >>> cv.load_program("program.calc") == program
+    True
     """
     archive = read_archive(path, kinds={"program": FORMAT_VERSION, "model": MODEL_VERSION})
     return Program.from_parts(archive.documents, archive.arrays, where=archive.name)

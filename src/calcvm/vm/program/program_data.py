@@ -120,6 +120,7 @@ class ProgramData:
 
     @property
     def heap_bytes(self) -> int:
+        """Bytes of the heap that it takes."""
         return self.heap_elems * self.itemsize
 
     @property
