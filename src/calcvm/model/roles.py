@@ -43,7 +43,7 @@ class Roles:
         if missing:
             raise CalcError(
                 f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has no path "
-                f"{missing[0]!r}, but {', '.join(map(repr, loaded.paths))}: rename one of them"
+                f"{missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
             )
         trained = {str(loaded.training(LEARN)["loss"]): "loss"}
         trained |= {
