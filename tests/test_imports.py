@@ -54,7 +54,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "kernel": (set(), {"numpy", "llvmlite"}),
     "ops": ({"equations", "errors", "formulas", "lazy", "frozen"}, set()),
     "init": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
-    "optim": ({"errors", "checks", "ops", "frozen"}, {"numpy"}),
+    "optim": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
     # functions: types of the methods that it sets
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),

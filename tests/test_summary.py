@@ -110,7 +110,7 @@ class Twice(nn.Layer):
         self.inner = nn.Sequential(nn.Linear(6))
 
     def build(self, x, scope, training):
-        a = x.graph.variables.get(f"{scope}.a") or x.graph.parameter(f"{scope}.a", (6,))
+        a = self.parameter(x, "a", (6,))
         return self.inner.build(x * a, f"{scope}.inner.", training) * a
 
 

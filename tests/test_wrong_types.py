@@ -400,9 +400,9 @@ def trained():
 
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
-    "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
-    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "RowSpec", "ShapeError", "SplitPlan",
-    "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
+    "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra",
+    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "ShapeError", "SplitPlan",
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
 

@@ -27,12 +27,11 @@ from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.gradients import grad_cam, gradient, saliency
 from calcvm.graph import LATER as _later
-from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
+from calcvm.graph import CalcGraph, Path, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
 from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
-from calcvm.ops import OpSpec, RowSpec
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
 from calcvm.planner import Plan
@@ -52,9 +51,8 @@ __version__ = "0.2.0"
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Processor",
-    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "RowSpec", "ShapeError", "SplitModel",
-    "SplitPlan", "TensorDescriptor",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Path", "Plan", "PlanError", "Processor",
+    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,

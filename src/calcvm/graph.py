@@ -763,6 +763,7 @@ class CalcGraph(Answering):
     states: dict[str, Variable]
     paths: dict[str, Path]
     adapts: dict[str, tuple[Variable, int | None]]
+    scope: str | None
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
@@ -774,7 +775,7 @@ class CalcGraph(Answering):
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
         self._streams = 0  # streams of random numbers in use by operators
-        self._whole = False  # inside `whole`
+        self.scope = None  # of the layer being built; a text inside `whole`
 
     def __repr__(self) -> str:
         kinds = [v.kind for v in self.variables.values()]
@@ -955,14 +956,17 @@ class CalcGraph(Answering):
             raise
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self, scope: str = "") -> Iterator[None]:
         """Build all or nothing: if a part raises CalcError, everything built inside the outermost ``whole`` is removed."""
-        if self._whole:
-            yield
+        outer, self.scope = self.scope, scope
+        if outer is not None:
+            try:
+                yield
+            finally:
+                self.scope = outer
             return
         states, variables, streams = {**self.states}, {**self.variables}, self._streams
         paths = [(path, len(path.operations), {**path.layers}) for path in self.paths.values()]
-        self._whole = True
         try:
             yield
         except CalcError:
@@ -974,7 +978,7 @@ class CalcGraph(Answering):
                 path.layers = layers
             raise
         finally:
-            self._whole = False
+            self.scope = None
 
     @property
     def form(self) -> tuple[Any, ...]:

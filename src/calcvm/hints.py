@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
 from types import FunctionType
@@ -12,10 +13,11 @@ from calcvm.errors import CalcError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
+_PLACED = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class UnknownArgument(CalcError, TypeError):
-    """A function has no parameter of this name; the message suggests one."""
+    """A function does not take these arguments; the message suggests others."""
 
 
 class UnknownName(CalcError, AttributeError):
@@ -32,21 +34,32 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "alpha": ("learning_rate",),
     "batch": ("batch_size",),
     "batch_size": ("it is the model's: cv.Model(..., batch_size=32)",),
+    "amsgrad": ("calcvm has no AMSGrad: leave it out",),
     "beta_1": ("beta1",),
     "beta_2": ("beta2",),
     "betas": ("they are two: beta1= and beta2=",),
     "bias_initializer": ("bias_init",),
     "callback": ("callbacks",),
     "ceil_mode": ("padding",),
+    "center": ("affine",),
+    "elementwise_affine": ("affine",),
     "clipnorm": ("clip_norm",),
     "max_norm": ("clip_norm",),
     "clipvalue": ("clip_value",),
+    "global_clipnorm": ("clip_norm",),
     "criterion": ("loss",),
     "loss_fn": ("loss",),
     "ddof": ("correction",),
     "decay": ("weight_decay", "schedule"),
     "exclude_from_weight_decay": ("no_decay",),
+    "data_format": ("it is the model's: cv.Model(..., channels_last=True)",),
+    "decay_rate": ("gamma",),
+    "decay_steps": ("total_steps", "step_size"),
     "device": ("it is the model's: cv.Model(..., device=...)",),
+    "dtype": ("it is the model's: cv.Model(..., dtype=...)",),
+    "end_dim": ("each sample is flattened whole: leave it out",),
+    "start_dim": ("each sample is flattened whole: leave it out",),
+    "eta_min": ("min_lr",),
     "dim": ("axis",),
     "dims": ("axes", "axis"),
     "axis": ("axes", "normalized_axes"),
@@ -73,7 +86,10 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "output_dim": ("units",),
     "gamma": ("factor", "rate"),
     "initial_learning_rate": ("learning_rate",),
-    "inputs": ("X", "x"),
+    "inplace": ("the planner decides it: leave it out",),
+    "inputs": ("X", "x", "net"),
+    "layers": ("net",),
+    "outputs": ("net", "out"),
     "data": ("X",),
     "x": ("X",),
     "labels": ("y",),
@@ -85,6 +101,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "kernel_size": ("kernel",),
     "pool_size": ("kernel",),
     "lr": ("learning_rate", 'it is the optimizer\'s: cv.Adam(1e-3), later model.hyper["learning_rate"]'),
+    "learning_rate_init": ("learning_rate",),
     "learning_rate": ('it is the optimizer\'s: cv.Adam(1e-3), later model.hyper["learning_rate"]',),
     "max_epochs": ("epochs",),
     "max_iter": ("epochs",),
@@ -96,6 +113,11 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "mode": ("largest",),
     "monitor": ("figure",),
     "min_lr": ("min_rate",),
+    "name": ("layers are named by their kind and order, such as linear_1: leave it out",),
+    "norm_type": ("p",),
+    "num_channels": ("the sizes of the input are known: leave it out",),
+    "num_groups": ("groups",),
+    "num_parameters": ("per_channel",),
     "n_jobs": ("workers",),
     "num_threads": ("workers",),
     "no_weight_decay": ("no_decay",),
@@ -105,12 +127,26 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "negative_slope": ("alpha",),
     "optim": ("optimizer",),
     "optimiser": ("optimizer",),
+    "output_size": ("size",),
     "p": ("rate",),
+    "params": ("the parameters are the model's: cv.Model(net, ..., optimizer=cv.Adam(1e-3))",),
     "prob": ("rate",),
     "random_state": ("seed",),
     "restore_best_weights": ("keep_best",),
     "save_best_only": ("keep_best",),
+    "return_indices": ("calcvm returns none: leave it out",),
     "rho": ("alpha",),
+    "scale": ("affine",),
+    "scale_factor": ("scale",),
+    "seed": ("it is the model's: cv.Model(..., seed=0)",),
+    "sample_weight": ("evaluation has no weights: leave it out",),
+    "steps": ("steps_per_epoch", "all samples are taken: leave it out"),
+    "T_0": ("period",),
+    "T_max": ("total_steps",),
+    "T_mult": ("factor",),
+    "target_shape": ("the sizes come one by one: nn.Reshape(8, 8)",),
+    "threshold": ("min_delta",),
+    "track_running_stats": ("they are kept: leave it out",),
     "strides": ("stride",),
     "use_bias": ("bias",),
     "validation_data": ("validation",),
@@ -122,6 +158,28 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "verbose": ("progress", "it prints nothing: leave it out"),
     "weights": ("sample_weight",),
     "weighted_metrics": ("metrics",),
+}  # fmt: skip
+
+# What to write instead of arguments in the order of other libraries, by the callable's name without a number of axes.
+_CONV = "the input's channels are known, PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"
+_NORM = "the input's sizes are known, write nn.BatchNorm(), nn.LayerNorm(), nn.GroupNorm(4)"
+CALLS = {
+    "Activation": "take the layer of its name, such as nn.ReLU()", "Conv": _CONV, "ConvTranspose": _CONV,
+    "Linear": "the input's size is known, PyTorch's nn.Linear(4, 8) is nn.Linear(8); an activation is a layer, nn.Linear(8) >> nn.ReLU()",
+    "BatchNorm": _NORM, "GroupNorm": _NORM, "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
+}  # fmt: skip
+
+# Names of losses and metrics in other libraries, without case, blanks and "loss": ours.
+FIGURES = {
+    **dict.fromkeys(
+        "categoricalcrossentropy crossentropy log nll sparsecategoricalcrossentropy".split(), "softmax_cross_entropy"
+    ),
+    **dict.fromkeys("bce bcewithlogits binarycrossentropy".split(), "binary_cross_entropy"),
+    **dict.fromkeys("l2 meansquarederror mse squarederror".split(), "mse"),
+    **dict.fromkeys("absoluteerror l1 mae meanabsoluteerror".split(), "mae"),
+    **dict.fromkeys("huber smoothl1".split(), "huber"),
+    **dict.fromkeys("acc binaryaccuracy categoricalaccuracy sparsecategoricalaccuracy".split(), "accuracy"),
+    "rootmeansquarederror": "rmse",
 }  # fmt: skip
 
 # Names in modules and objects of other libraries, and what to write instead.
@@ -140,9 +198,14 @@ NAMES: dict[str, dict[str, str]] = {
         "Hardswish": "nn.HardSwish", "Hardsigmoid": "nn.HardSigmoid", "Swish": "nn.SiLU", "Lambda": "nn.Function",
         "Concatenate": "nn.Concat", "UpSampling2D": "nn.Upsample", "ZeroPadding2D": "nn.Pad", "ZeroPad2d": "nn.Pad",
         "Module": "nn.Layer", "Input": "cv.Model(..., input_shape=(4,))", "InputLayer": "cv.Model(..., input_shape=(4,))",
-        "CrossEntropyLoss": 'cv.Model(..., loss="softmax_cross_entropy")', "MSELoss": 'cv.Model(..., loss="mse")',
-        "BCEWithLogitsLoss": 'cv.Model(..., loss="binary_cross_entropy")', "L1Loss": 'cv.Model(..., loss="mae")',
-        "HuberLoss": 'cv.Model(..., loss="huber")', "SmoothL1Loss": 'cv.Model(..., loss="huber")',
+        "Add": "nn.Residual", "CenterCrop": "nn.RandomCrop", "Dropout1d": "nn.Dropout2d", "Dropout3d": "nn.Dropout2d",
+        "SpatialDropout2D": "nn.Dropout2d", "Identity": "nn.Sequential()", "LazyLinear": "nn.Linear", "ModuleList": "a list of layers",
+        "Normalization": "nn.Standardize", "Parameter": 'self.parameter(x, "weight", shape) in the build of an nn.Layer',
+        "RandomFlip": "nn.RandomHorizontalFlip", "RandomTranslation": "nn.RandomShift", "Rescaling": "nn.Scale",
+        "RMSNormalization": "nn.RMSNorm", "Unflatten": "nn.Reshape", "functional": "cv.relu and other functions of cv",
+        **{name: f'cv.Model(..., loss="{FIGURES[name[:-4].lower()]}")' for name in (
+            "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss",
+        )},
     },
     "calcvm": {
         "layers": "cv.nn", "optimizers": "cv.Adam and others", "losses": 'cv.Model(..., loss="mse")', "callbacks": "cv.Callback",
@@ -152,6 +215,14 @@ NAMES: dict[str, dict[str, str]] = {
         "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.pick",
         "take_along_axis": "cv.pick", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
         "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
+        "DataLoader": "model.fit(X, y), or an iterable of batches", "MLPClassifier": "calcvm.sklearn.MLPClassifier",
+        "MLPRegressor": "calcvm.sklearn.MLPRegressor", "StandardScaler": "nn.Standardize", "device": 'cv.Model(..., device="cuda")',
+        "fit": "cv.Model(net, ...).fit", "from_numpy": "NumPy's arrays, as they are", "functional": "cv.relu and others",
+        "lr_scheduler": "cv.Adam(1e-3, schedule=cv.Cosine(1000))", "manual_seed": "cv.Model(..., seed=0)",
+        "no_grad": "model.predict, which computes no gradients", "save": "model.save(path)", "set_seed": "cv.Model(..., seed=0)",
+        "train_test_split": "calcvm.data.train_test_split", "utils": "model.fit(X, y), or an iterable of batches",
+        "OpSpec": "calcvm.operators.OpSpec", "Resident": "cv.Model", "RowSpec": "calcvm.operators.RowSpec",
+        "TensorDescriptor": "x.descriptor, of a variable x",
     },
     "Model": {
         "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit",
@@ -162,6 +233,23 @@ NAMES: dict[str, dict[str, str]] = {
         "optimizer": "hyper, of its numbers", "lr": 'hyper["learning_rate"]', "learning_rate": 'hyper["learning_rate"]',
         "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
         "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "parameters, step and others of the model itself",
+        "get_layer": "parameters", "trainable": "parameters, which nn.Linear(..., trainable=False) freezes", "coef_": "parameters",
+        "intercept_": "parameters", "classes_": "predict_classes", "metrics_names": "roles",
+    },
+    "Layer": {
+        **dict.fromkeys("add append extend".split(), "nn.Linear(8) >> nn.ReLU(), or a list"),
+        **dict.fromkeys("call forward".split(), "build"),
+        **dict.fromkeys(
+            "compile cpu cuda eval evaluate fit load_state_dict named_parameters parameters predict state_dict summary to train "
+            "zero_grad".split(),
+            "a model of the layers: cv.Model(net, input_shape=..., optimizer=...)",
+        ),
+        "weight": 'parameters["linear_1.weight"] of the model',
+    },
+    "Optimizer": {
+        "apply_gradients": "model.step(x, y)", "load_state_dict": "cv.load(path)", "minimize": "model.step(x, y)",
+        "param_groups": 'model.hyper["learning_rate"]', "state_dict": "model.save(path)", "step": "model.step(x, y)",
+        "zero_grad": "model.step(x, y), which computes new gradients",
     },
     "Variable": {
         "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
@@ -202,9 +290,19 @@ def close_to(name: str, known: Iterable[str]) -> str:
     return next((by_lower[k] for k in get_close_matches(name.lower(), by_lower, 1, 0.75)), "")
 
 
+def meant(name: Any, known: Iterable[str]) -> str:
+    """The end of an error for an unknown name of a loss, a metric or an optimizer: the known name that it may mean, or ""."""
+    if not isinstance(name, str):
+        return ""
+    known = {*known}
+    found = FIGURES.get(re.sub("loss$|[^a-z0-9]", "", name.lower()), "")
+    found = found if found in known else close_to(name, known)
+    return found and f" (did you mean {found!r}?)"
+
+
 def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeError:
     """The error for a name that ``owner`` lacks; ``known`` maps the names that it has to how they are written."""
-    said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
+    said = f"module {owner!r}" if owner.startswith("calcvm") else f"a{'n' * (owner[:1] in 'AEIOU')} {owner}"
     if name in NONE_YET:
         return UnknownName(f"{said} has no {name!r}: calcvm has none yet{NONE_YET[name]}")
     meant = ""
@@ -250,7 +348,8 @@ class Answering(Closed):
         known = _attributes(type(self))  # type: ignore[arg-type]
         if name.startswith("_") or name in known:  # a property that raises, or an attribute not set yet
             return object.__getattribute__(self, name)
-        raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
+        others = next((of for c in kind.__mro__ if (of := NAMES.get(c.__name__))), {})
+        raise unknown_name(kind.__name__, name, {**{k: k for k in known if not k.startswith("_")}, **others})
 
 
 class Elsewhere:
@@ -264,7 +363,7 @@ class Elsewhere:
         self.__doc__ = f"Not here: {NAMES[owner][name]}."  # in help
 
     def __get__(self, of: Any, kind: type | None = None) -> Any:
-        raise unknown_name(self.owner, self.name, {})
+        raise unknown_name(kind.__name__ if kind else self.owner, self.name, NAMES[self.owner])
 
 
 def names_of_others(kind: Kind) -> Kind:
@@ -284,16 +383,26 @@ def _attributes(kind: Any) -> frozenset[str]:
     )
 
 
-def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[str]) -> UnknownArgument | None:
-    """The error for the first argument that a function, called ``what``, lacks, if there is one."""
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+def _wrong_call(
+    function: Callable[..., Any], what: str, args: Any, options: Mapping[str, Any]
+) -> UnknownArgument | None:
+    """The error for arguments that a function, called ``what``, does not take; None if it takes them."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **options)
         return None
-    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = names[names[:1] == ["self"] :]
-    for name in given:
+    except TypeError as error:
+        why = str(error)
+    kinds = {name: p.kind for name, p in signature.parameters.items() if name != "self"}
+    names = [name for name, kind in kinds.items() if kind in (_PLACED, inspect.Parameter.KEYWORD_ONLY)]
+    placed = [name for name in names if kinds[name] is _PLACED]
+    order = CALLS.get(what.rstrip("123d"), "")
+    for name in () if inspect.Parameter.VAR_KEYWORD in kinds.values() else options:
         if name not in names:
             meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
+            if order and meant in placed[: len(args) - ("self" in signature.parameters)]:
+                why = f"{name} is a second value of {meant}"
+                break
             hint = (
                 meant
                 if " " in meant
@@ -302,7 +411,8 @@ def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[s
                 else f"it takes {', '.join(names) or 'none'}"
             )
             return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
-    return None
+    more = " and others by name" if len(placed) < len(names) else ""
+    return UnknownArgument(f"{what} takes ({', '.join(placed)}){more}: {why}{order and f'; {order}'}")
 
 
 def required(function: FunctionType) -> tuple[str, ...]:
@@ -312,7 +422,7 @@ def required(function: FunctionType) -> tuple[str, ...]:
 
 
 def hinted(function: Function) -> Function:
-    """The function, with a suggestion in the error for an unknown argument."""
+    """The function, with a suggestion in the error for arguments that it does not take."""
     if hasattr(function, "is_hinted"):
         return function
 
@@ -322,9 +432,9 @@ def hinted(function: Function) -> Function:
             return function(*args, **options)
         except TypeError as error:
             what = type(args[0]).__name__ if args and function.__name__ == "__init__" else function.__qualname__
-            if isinstance(error, CalcError) or (unknown := _unknown_argument(function, what, options)) is None:
+            if isinstance(error, CalcError) or (wrong := _wrong_call(function, what, args, options)) is None:
                 raise
-            raise unknown from None
+            raise wrong from None
 
     call.is_hinted = True  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, InitVar, field, fields
 from typing import Any, ClassVar
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError
 from calcvm.frozen import frozen
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
@@ -165,6 +165,7 @@ class Sampled(Schedule):
 
 
 # ---------------------------------------------------------------- optimizers
+@hints.names_of_others
 @frozen
 class Optimizer:
     """Base class of the optimizers.
@@ -366,7 +367,9 @@ def optimizer_of(given: Any) -> Optimizer:
     names = ", ".join(repr(name) for name in OPTIMIZERS)
     if isinstance(given, str):
         if given.lower() not in OPTIMIZERS:
-            raise CalcError(f"optimizer {checks.shown(given)} is unknown; take one of {names}")
+            raise CalcError(
+                f"optimizer {checks.shown(given)} is unknown{hints.meant(given, OPTIMIZERS)}; take one of {names}"
+            )
         given = OPTIMIZERS[given.lower()]
     if isinstance(given, type) and given in OPTIMIZERS.values():
         if any(f.init and f.default is MISSING for f in fields(given)):
@@ -452,3 +455,7 @@ def regularizer_of(what: str, given: Any) -> Regularizer | None:
         hint = f"cv.L2({given!r})" if checks.is_number(given) else "cv.L2(1e-4), cv.L1(1e-4) or cv.Elastic(1e-5, 1e-4)"
         raise CalcError(f"{what}: its regularizer must be one such as {hint}, not {checks.shown(given)}")
     return given
+
+
+def __getattr__(name: str) -> Any:
+    raise hints.unknown_name("calcvm", name, {n: f"cv.{n}" for n in __all__})

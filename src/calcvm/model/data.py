@@ -54,7 +54,7 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
         return {}
     if not isinstance(given, (tuple, list)) or len(given) != len(names):
         n = f"{type(given).__name__} of {len(given)}" if isinstance(given, (tuple, list)) else checks.called(given)
-        raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}")
+        raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}{roles.hint}")
     return {name: samples(name, array, name in whole, name in columns) for name, array in zip(names, given)}
 
 
@@ -67,6 +67,8 @@ def training_data(
     model: BaseModel, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
 ) -> tuple[Arrays, Arrays | None]:
     """Data to train on, with sample weights, and data to judge by: the given ones, or a share at the end of X."""
+    if y is None and roles.labels and isinstance(X, (tuple, list)) and len(X) == len(roles.inputs) + len(roles.labels):
+        raise CalcError("X: arrays for X and y come one by one: fit(X, y), and not fit((X, y))")
     inputs, targets = by_name("X", roles.inputs, X, roles), by_name("y", roles.labels, y, roles)
     n = count_of({**inputs, **targets}, roles)
     for name, array in (*inputs.items(), *targets.items()):

@@ -46,7 +46,10 @@ class History:
 
     def __getitem__(self, name: str) -> list[float]:
         if self.epochs and not (isinstance(name, str) and name in self.names):
-            raise CalcError(f"no figure {checks.shown(name)} of the epochs; there are {', '.join(self.names)}")
+            raise CalcError(
+                f"no figure {checks.shown(name)} of the epochs; there are {', '.join(self.names)} (validation= adds val_loss and "
+                "others, cv.Model(..., train_metrics=True) metrics of the training data)"
+            )
         return [e[name] for e in self.epochs if name in e]
 
     def __getattr__(self, name: str) -> Any:

@@ -87,8 +87,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
     Parameters
     ----------
-    net : nn.Layer or CalcGraph
-        Layers, composed by ``>>``; or a graph with a path learn, which trains, and a path predict, whose
+    net : nn.Layer, list of nn.Layer, or CalcGraph
+        Layers, composed by ``>>`` or in a list; or a graph with a path learn, which trains, and a path predict, whose
         ``output`` `predict` returns (a variable or a tuple of them).  A graph defines its placeholders, loss and
         optimizer itself, so of the other parameters only those of `calcvm.plan` apply.
     input_shape : tuple of int
@@ -154,13 +154,13 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     _plan: Plan | None = None
 
     @overload
-    def __init__(self, net: nn.Layer, **options: Unpack[NetworkOptions]) -> None: ...
+    def __init__(self, net: nn.Layer | Iterable[nn.Layer], **options: Unpack[NetworkOptions]) -> None: ...
     @overload
     def __init__(self, net: CalcGraph, **options: Unpack[ModelOptions]) -> None: ...
     @hints.takes(build_graph, compiler.plan, without=("net", "graph", "accumulate", "progress"))
     def __init__(
         self,
-        net: nn.Layer | CalcGraph,
+        net: nn.Layer | Iterable[nn.Layer] | CalcGraph,
         *,
         batch_size: int | None = None,
         learning_batch: int | None = None,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from calcvm import checks, nn
+from calcvm import checks, hints, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.graph import CalcGraph, Operation, Variable, apply, ask, check_scores
-from calcvm.model.roles import TRAINED, WEIGHT
+from calcvm.model.roles import LEARN, PREDICT, TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
 
@@ -107,7 +107,7 @@ class GraphOptions(TypedDict, total=False):
 
 
 def build_graph(
-    net: nn.Layer,
+    net: nn.Layer | Iterable[nn.Layer],
     input_shape: tuple[int, ...],
     loss: Any,
     optimizer: Optimizer | str,
@@ -135,7 +135,8 @@ def build_graph(
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
     if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
         raise CalcError(
-            f"loss {checks.shown(loss)} is unknown; take one of {', '.join(LOSSES)} or a function, such as cv.log_cosh"
+            f"loss {checks.shown(loss)} is unknown{hints.meant(loss, LOSSES)}; take one of {', '.join(LOSSES)} or a function, such as "
+            "cv.log_cosh"
         )
     input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
     if target_shape is not None:
@@ -208,7 +209,7 @@ def build_graph(
             "channels are last, give channels_last=True, or move them first, X.transpose(0, 3, 1, 2)"
         )
     )
-    with g.path("learn", backward=True, adopt=False) as learn:
+    with g.path(LEARN, backward=True, adopt=False) as learn:
         try:
             y = result(training=True)
         except ShapeError as error:
@@ -228,7 +229,7 @@ def build_graph(
         if train_metrics:
             judge(y, target, TRAINED)
         learn.minimize(descended, optimizer, output=y, rates=rates)
-    with g.path("predict", adopt=False) as predict:
+    with g.path(PREDICT, adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
         judge(output, target, "")
@@ -279,7 +280,7 @@ def _metrics(loss: Any, given: Any, ignore_index: int | None) -> dict[str, Calla
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:
-            raise CalcError(f"metric {checks.shown(metric)} is unknown; give {wanted}")
+            raise CalcError(f"metric {checks.shown(metric)} is unknown{hints.meant(metric, METRICS)}; give {wanted}")
         if name in found or name == "loss":
             raise CalcError(
                 f"two figures would be called {name!r}: give functions with different names (def, not lambda)"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
+LEARN, PREDICT = "learn", "predict"  # the paths of a model
 WEIGHT = "sample_weight"  # the placeholder for the weight of each sample in the loss
-TRAINED = "learn."  # prefix of results of path learn that judge a model while it trains
+TRAINED = f"{LEARN}."  # prefix of results of path learn that judge a model while it trains
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Roles:
     whole : placeholders without samples: their contents are given once.
     columns : those that accept data of shape (n,) as (n, 1).
     trained : the loss of learn, and its results that judge a model while it trains, with their names there.
+    hint : the end of an error about too few inputs.
     """
 
     inputs: tuple[str, ...]
@@ -32,32 +34,37 @@ class Roles:
     trained: Mapping[str, str]
     whole: frozenset[str] = frozenset()
     columns: frozenset[str] = frozenset()
+    hint: str = ""
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
         """The roles in a program (CalcError: it has no such paths)."""
-        missing = [path for path in ("learn", "predict") if path not in loaded.paths]
+        missing = [path for path in (LEARN, PREDICT) if path not in loaded.paths]
         if missing:
             raise CalcError(
-                f"a Model's graph has the paths learn, which trains, and predict: this has no path {missing[0]!r}, but "
-                f"{', '.join(loaded.paths)}"
+                f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has no path "
+                f"{missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
             )
-        trained = {str(loaded.training("learn")["loss"]): "loss"}
+        trained = {str(loaded.training(LEARN)["loss"]): "loss"}
         trained |= {
             name: name.removeprefix(TRAINED)
-            for name in _readable(loaded, "learn")
+            for name in _readable(loaded, LEARN)
             if name.startswith(TRAINED) and name not in loaded.own_types and loaded.is_number(name)
         }
-        inputs = loaded.feeds("predict", ("forward",))
+        inputs = loaded.feeds(PREDICT, ("forward",))
         if not inputs:
-            raise CalcError("path 'predict' reads no placeholder: there is nothing to predict from")
-        used = (*loaded.feeds("learn"), *loaded.feeds("predict", FORWARD))
+            raise CalcError(f"path {PREDICT!r} reads no placeholder: there is nothing to predict from")
+        used = (*loaded.feeds(LEARN), *loaded.feeds(PREDICT, FORWARD))
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs:
-            raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
+            raise CalcError(f"path {PREDICT!r} has no output: predict.output = y, or a tuple of results")
         whole = frozenset(name for name in (*inputs, *targets) if not loaded.has_samples(name))
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns)
+        hint = (
+            f": path {PREDICT!r} reads results of path {LEARN!r}, and needs all of its data, because minimize(...) of {LEARN!r} "
+            "has no output="
+        ) * (loaded.paths[LEARN]["output"] is None and LEARN in dict(loaded.before(PREDICT, ("forward",))))
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint)
 
     @property
     def weighted(self) -> bool:
@@ -84,11 +91,11 @@ def figures(loaded: Loaded) -> dict[str, str]:
 
 def _declared(loaded: Loaded) -> list[str]:
     """The outputs that the graph names."""
-    facts = loaded.paths["predict"]
+    facts = loaded.paths[PREDICT]
     return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
 
 
-def _readable(loaded: Loaded, path: str = "predict") -> list[str]:
+def _readable(loaded: Loaded, path: str = PREDICT) -> list[str]:
     """Results of a path that exist once it has run."""
     return [
         name for name, facts in loaded.variables.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from calcvm import checks, images
@@ -25,12 +25,13 @@ class _Windowed(Weighted):
     function: ClassVar[Callable[..., Variable]]
     channels: int
     kernel: Any
+    _: KW_ONLY
     stride: Any = 1
     padding: Any = 0
-    init: Any = field(default=None, kw_only=True)
-    bias_init: Any = field(default=None, kw_only=True)
-    regularizer: Any = field(default=None, kw_only=True)
-    trainable: bool = field(default=True, kw_only=True)
+    init: Any = None
+    bias_init: Any = None
+    regularizer: Any = None
+    trainable: bool = True
 
     def __post_init__(self: Any) -> None:  # dilation and groups are fields of the subclasses
         name, n = type(self).__name__, self.axes
@@ -55,7 +56,7 @@ class _Windowed(Weighted):
         return channels
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(repr=False, eq=False, kw_only=True)
 class _Conv(_Windowed):
     """``y = conv(x, weight) + bias``: x (N, C, *sizes), weight (channels, C / groups, *kernel), bias (channels,).
 
@@ -68,7 +69,7 @@ class _Conv(_Windowed):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         weight = (self.channels, self._channels(x, scope) // self.groups, *self.kernel)
-        given = self._parameters(x, scope, weight, self.channels)
+        given = self._parameters(x, weight, self.channels)
         return type(self).function(x, *given, self.stride, self.padding, self.dilation, self.groups)
 
 
@@ -90,7 +91,7 @@ class Conv3d(_Conv):
     function = staticmethod(images.conv3d)
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(repr=False, eq=False, kw_only=True)
 class ConvTranspose2d(_Windowed):
     """``y = conv_transpose(x, weight) + bias``: x (N, C, *sizes), weight (C, channels / groups, *kernel), bias (channels,).
 
@@ -106,7 +107,7 @@ class ConvTranspose2d(_Windowed):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         weight = (self._channels(x, scope), self.channels // self.groups, *self.kernel)
-        given = self._parameters(x, scope, weight, self.channels)
+        given = self._parameters(x, weight, self.channels)
         settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return type(self).function(x, *given, *settings)
 
@@ -224,6 +225,7 @@ class Upsample(Applied, function=images.upsample):
     """The image with its axes scaled or resized: `calcvm.upsample`."""
 
     scale: Any = None
+    _: KW_ONLY
     size: Any = None
     mode: str = "nearest"
     align_corners: bool = False

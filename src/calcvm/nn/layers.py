@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import wraps
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from functools import partial, wraps
 from inspect import signature
 from typing import Any, ClassVar, NoReturn
 
 from calcvm import checks
 from calcvm import functions as F
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.graph import Variable, apply, ask
 from calcvm.hints import Answering
 from calcvm.init import Constant, initializer_of
-from calcvm.ops.dims import show
+from calcvm.ops.dims import shape_of, show
 from calcvm.optim import regularizer_of
 
 LARGEST_SIZE = 2**40  # elements of a value
@@ -42,10 +42,20 @@ def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
             return value + "." * value[-1:].isalnum() if network else value.removesuffix(".")
 
         args, options = tuple(map(scoped, args)), {name: scoped(a) for name, a in options.items()}
-        with x.graph.whole() if isinstance(x, Variable) else nullcontext():
+        scope = args[0] if args else options.get("scope", "")
+        with x.graph.whole(scope) if isinstance(x, Variable) else nullcontext():
             return build(self, x, *args, **options)
 
     return built
+
+
+def _shared(x: Variable, make: Callable[..., Variable], name: str, shape: Sequence[Any], **options: Any) -> Variable:
+    """A variable of the layer being built, by name: the known one, or a new one."""
+    scope = x.graph.scope
+    v = x.graph.variables.get(f"{scope}.{name}") or make(f"{scope}.{name}", shape, **options)
+    if v.shape != shape_of(tuple(shape)):
+        raise ShapeError(f"{scope}: the input {x} does not fit its {name} {show(v.shape)}")
+    return v
 
 
 def _same(value: Any, default: Any) -> bool:
@@ -77,6 +87,23 @@ class Layer(Answering):
         """Build the layer and return its output.  Parameters of ``scope`` that the graph already has are shared."""
         raise CalcError(f"{type(self).__name__} has no method build(self, x, scope, training), which layers need")
 
+    def parameter(self, x: Variable, name: str, shape: Sequence[Any], init: Any = None, **options: Any) -> Variable:
+        """A parameter of the layer, for `build`: created once, and shared by every path that builds the layer.
+
+        name : the parameter is called ``<scope>.<name>``.
+        shape : integers, or sizes of x: ``x.shape[-1:]``.
+        init, options : as in `CalcGraph.parameter`.
+
+        Raises
+        ------
+        ShapeError : the layer was built before on an input that gave the parameter another shape.
+        """
+        return _shared(x, x.graph.parameter, name, shape, init=init, **options)
+
+    def buffer(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
+        """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
+        return _shared(x, x.graph.buffer, name, shape, init=init)
+
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)
 
@@ -101,8 +128,17 @@ class Layer(Answering):
         return type(self).__name__.lower()
 
 
+def _each(parts: Iterable[Any]) -> Iterator[Layer]:
+    """The layers of layers, networks and lists, one by one."""
+    for part in parts:
+        if isinstance(part, (list, tuple, Sequential)):
+            yield from _each(part)
+        else:
+            yield checks.one_of("a network", part, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
+
+
 class Sequential(Layer):
-    """Layers in sequence: ``Linear(64) >> Sigmoid() >> Linear(10)``.
+    """Layers in sequence: ``Linear(64) >> Sigmoid() >> Linear(10)``, or a list, ``Sequential([Linear(64), Sigmoid()])``.
 
     Raises
     ------
@@ -111,21 +147,16 @@ class Sequential(Layer):
 
     layers: list[Layer]
 
-    def __init__(self, *layers: Layer):
-        self.layers = []
+    def __init__(self, *layers: Layer | Iterable[Layer]):
+        self.layers = [*_each(layers)]
         known: set[int] = set()
-        for layer in layers:
-            if isinstance(layer, (list, tuple)):
-                raise CalcError("a network: give layers one by one, nn.Sequential(*layers), or join them by >>")
-            checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
-            for inner in layer if isinstance(layer, Sequential) else [layer]:
-                if not inner.stateless and id(inner) in known:
-                    raise CalcError(
-                        f"a network has the same {inner!r} twice, and layers do not share weights: make another "
-                        f"{type(inner).__name__}, or build a graph that uses one parameter twice"
-                    )
-                self.layers.append(inner)
-                known.add(id(inner))
+        for layer in self.layers:
+            if not layer.stateless and id(layer) in known:
+                raise CalcError(
+                    f"a network has the same {layer!r} twice, and layers do not share weights: make another "
+                    f"{type(layer).__name__}, or build a graph that uses one parameter twice"
+                )
+            known.add(id(layer))
         self.random = any(layer.random for layer in self.layers)
 
     def __iter__(self) -> Iterator[Layer]:
@@ -174,15 +205,10 @@ class Weighted(Layer):
             if given is not None and not hasattr(given, "__len__") or isinstance(given, str):
                 setattr(self, start, initializer_of(f"{name}: {start}", given, (1, 1)))
 
-    def _parameters(
-        self, x: Variable, scope: str, weight: tuple[int, ...], units: int
-    ) -> tuple[Variable, Variable | None]:
-        """The weight and bias, created once and shared by every path that builds the layer."""
-        parameter = shared(x, self.trainable)
-        w = parameter(f"{scope}.weight", weight, self.init, self.regularizer)
-        if tuple(n.b for n in w.shape) != weight:
-            raise ShapeError(f"{scope}: the input {x} does not fit its weight {show(w.shape)}")
-        return w, parameter(f"{scope}.bias", (units,), self.bias_init, None) if self.bias else None
+    def _parameters(self, x: Variable, weight: tuple[int, ...], units: int) -> tuple[Variable, Variable | None]:
+        make = partial(self.parameter, x, trainable=self.trainable)
+        w = make("weight", weight, self.init, regularizer=self.regularizer)
+        return w, make("bias", (units,), self.bias_init) if self.bias else None
 
 
 @dataclass(repr=False, eq=False)
@@ -194,19 +220,15 @@ class Linear(Weighted):
     """
 
     units: int
+    _: KW_ONLY
     bias: bool = True
     init: Any = None
     bias_init: Any = None
-    regularizer: Any = field(default=None, kw_only=True)
-    trainable: bool = field(default=True, kw_only=True)
+    regularizer: Any = None
+    trainable: bool = True
 
     def __post_init__(self) -> None:
         self.units = checks.integer("Linear: units", self.units, 1, LARGEST_SIZE)
-        if checks.is_integer(self.bias):
-            raise CalcError(
-                f"Linear: bias must be True or False, not {self.bias!r}: Linear(units) infers the number of inputs; "
-                f"PyTorch's Linear({self.units}, {self.bias}) is nn.Linear({self.bias})"
-            )
         self.bias = checks.flag("Linear: bias", self.bias)
         self._check_starts()
 
@@ -214,17 +236,11 @@ class Linear(Weighted):
         self._given(x)
         if x.rank < 2 or not x.shape[-1].constant:
             raise ShapeError(f"{scope}: the input {x} must have the batch first and a fixed last size")
-        return F.linear(x, *self._parameters(x, scope, (x.shape[-1].b, self.units), self.units))
-
-
-def shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
-    """A function that finds or creates parameters by name, to share them among all paths that build the layer."""
-
-    def parameter(name: str, shape: tuple[int, ...], init: Any, regularizer: Any) -> Variable:
-        known = x.graph.variables.get(name)
-        return known or x.graph.parameter(name, shape, init=init, regularizer=regularizer, trainable=trainable)
-
-    return parameter
+        if x.layout and training:
+            warn(
+                f"{scope}: Linear joins the elements of the last axis of the images {x}: did you mean nn.Flatten() before it?"
+            )
+        return F.linear(x, *self._parameters(x, (x.shape[-1].b, self.units), self.units))
 
 
 @dataclass(repr=False, eq=False)
@@ -241,9 +257,7 @@ class Center(Layer):
         shape = x.shape[1:]
         if not x.rank or not all(n.constant for n in shape):
             raise ShapeError(f"{scope}: the input {x} must have the batch first and fixed sizes after it")
-        name = f"{scope}.running"
-        running = x.graph.variables.get(name) or x.graph.buffer(name, tuple(n.b for n in shape))
-        return F.center(x, running, self.momentum, training)
+        return F.center(x, self.buffer(x, "running", shape), self.momentum, training)
 
 
 @dataclass(repr=False, eq=False)
@@ -419,7 +433,7 @@ class PReLU(Layer):
         if self.per_channel and (x.rank < 2 or not x.shape[1].constant):
             raise ShapeError(f"{scope}: the input {x} has no axis of channels")
         shape = (x.shape[1].b, *(1,) * (x.rank - 2)) if self.per_channel else (1,)
-        return F.prelu(x, shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
+        return F.prelu(x, self.parameter(x, "slope", shape, Constant(self.slope)))
 
 
 class Softplus(Activation, function=F.softplus):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from calcvm import checks, images
 from calcvm import functions as F
 from calcvm.errors import ShapeError
 from calcvm.graph import Variable
-from calcvm.init import Ones, Zeros
-from calcvm.nn.layers import Layer, shared
+from calcvm.nn.layers import Layer
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(repr=False, eq=False, kw_only=True)
 class _Norm(Layer):
     eps: float = 1e-5
     affine: bool = True
@@ -25,8 +24,8 @@ class _Norm(Layer):
             if isinstance(f.default, bool):
                 setattr(self, f.name, checks.flag(f"{name}: {f.name}", value))
             elif isinstance(f.default, float):
-                more = {"ends": "[)", "unless": " (the layer reads sizes off its input)"} if f.name == "eps" else {}
-                setattr(self, f.name, checks.number(f"{name}: {f.name}", value, 0, 1, **more))
+                ends = "[)" if f.name == "eps" else "[]"
+                setattr(self, f.name, checks.number(f"{name}: {f.name}", value, 0, 1, ends=ends))
             else:
                 setattr(self, f.name, checks.integer(f"{name}: {f.name}", value, 1, 2**31))
 
@@ -36,14 +35,14 @@ class _Norm(Layer):
             raise ShapeError(f"{scope}: the input {x} is not (N, channels, ...)")
         return x.shape[1].b
 
-    def _affine(self, x: Variable, scope: str, shape: tuple[int, ...], *names: str) -> list[Variable | None]:
-        """Scale and shift, or None for each."""
-        starts: dict[str, Any] = {"scale": Ones(), "shift": Zeros()}
-        make = shared(x, True)
-        return [make(f"{scope}.{name}", shape, starts[name], None) if self.affine else None for name in names]
+    def _scale(self, x: Variable, shape: tuple[int, ...]) -> Variable | None:
+        return self.parameter(x, "scale", shape, "ones") if self.affine else None
+
+    def _affine(self, x: Variable, shape: tuple[int, ...]) -> tuple[Variable | None, Variable | None]:
+        return self._scale(x, shape), self.parameter(x, "shift", shape, "zeros") if self.affine else None
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(repr=False, eq=False, kw_only=True)
 class BatchNorm(_Norm):
     """Channels normalized over the batch in training, by running statistics otherwise: `calcvm.batch_norm`."""
 
@@ -51,12 +50,8 @@ class BatchNorm(_Norm):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         n = self._channels(x, scope)
-        running = []
-        for name, start in ("running_mean", "zeros"), ("running_var", "ones"):
-            known = x.graph.variables.get(f"{scope}.{name}")
-            running.append(known or x.graph.buffer(f"{scope}.{name}", (n,), init=start))
-        scale, shift = self._affine(x, scope, (n,), "scale", "shift")
-        return images.batch_norm(x, running[0], running[1], scale, shift, self.momentum, self.eps, training)
+        mean, var = self.buffer(x, "running_mean", (n,)), self.buffer(x, "running_var", (n,), "ones")
+        return images.batch_norm(x, mean, var, *self._affine(x, (n,)), self.momentum, self.eps, training)
 
 
 @dataclass(repr=False, eq=False)
@@ -64,26 +59,20 @@ class InstanceNorm(_Norm):
     """Each channel of each sample normalized: `calcvm.instance_norm`."""
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        scale, shift = self._affine(x, scope, (self._channels(x, scope),), "scale", "shift")
-        return images.instance_norm(x, scale, shift, self.eps)
+        return images.instance_norm(x, *self._affine(x, (self._channels(x, scope),)), self.eps)
 
 
 @dataclass(repr=False, eq=False)
 class GroupNorm(_Norm):
     """Groups of channels of each sample normalized: `calcvm.group_norm`."""
 
-    groups: int = 1
-
-    def __init__(self, groups: int, eps: float = 1e-5, affine: bool = True):
-        self.groups, self.eps, self.affine = groups, eps, affine
-        self.__post_init__()
+    groups: int
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        scale, shift = self._affine(x, scope, (self._channels(x, scope),), "scale", "shift")
-        return images.group_norm(x, self.groups, scale, shift, self.eps)
+        return images.group_norm(x, self.groups, *self._affine(x, (self._channels(x, scope),)), self.eps)
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(repr=False, eq=False, kw_only=True)
 class LayerNorm(_Norm):
     """Each sample's last ``normalized_axes`` axes normalized: `calcvm.layer_norm`."""
 
@@ -99,8 +88,7 @@ class LayerNorm(_Norm):
         return tuple(n.b for n in last)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        scale, shift = self._affine(x, scope, self._last(x, scope), "scale", "shift")
-        return F.layer_norm(x, scale, shift, self.normalized_axes, self.eps)
+        return F.layer_norm(x, *self._affine(x, self._last(x, scope)), self.normalized_axes, self.eps)
 
 
 @dataclass(repr=False, eq=False)
@@ -108,8 +96,7 @@ class RMSNorm(LayerNorm):
     """Each sample's last ``normalized_axes`` axes divided by their root mean square: `calcvm.rms_norm`."""
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        (scale,) = self._affine(x, scope, self._last(x, scope), "scale")
-        return F.rms_norm(x, scale, self.normalized_axes, self.eps)
+        return F.rms_norm(x, self._scale(x, self._last(x, scope)), self.normalized_axes, self.eps)
 
 
 @dataclass(repr=False, eq=False)

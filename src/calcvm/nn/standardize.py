@@ -62,7 +62,7 @@ class Standardize(Layer):
             if not 1 <= axis < x.rank:
                 raise ShapeError(f"{scope}: the input {x} has no axis {self.axis} of features")
             shape = (sizes[axis - 1], *(1,) * (x.rank - 1 - axis))
-        mean, std, _ = (self._buffer(x, f"{scope}.{name}", shape, start) for name, start in self._starts(shape, scope))
+        mean, std, _ = (self.buffer(x, name, v.shape, np.array(v)) for name, v in self._starts(shape, scope))
         x.graph.adapts[scope] = x, None if axis is None else axis - 1
         return (x - mean) / std
 
@@ -75,7 +75,3 @@ class Standardize(Layer):
                 raise ShapeError(f"{scope}: {v.size} numbers of {name} for {int(np.prod(shape))} features")
             starts.append((name, np.broadcast_to(v, shape) if v.size == 1 else v.reshape(shape)))
         return [*starts, ("samples", np.array([float(known)]))]
-
-    @staticmethod
-    def _buffer(x: Variable, name: str, shape: tuple[int, ...], start: np.ndarray) -> Variable:
-        return x.graph.variables.get(name) or x.graph.buffer(name, start.shape, init=np.array(start))

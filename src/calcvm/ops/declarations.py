@@ -34,7 +34,7 @@ LOWERINGS = {word.name: word for word in (ACC, WN, PHASES)}  # words that loweri
 def check_spec(spec: Any) -> None:
     """Reject an operator that cannot be used (CalcError)."""
     if not isinstance(spec, OpSpec):
-        raise CalcError(f"register_op takes a cv.OpSpec, not {spec!r}")
+        raise CalcError(f"register_op takes a calcvm.operators.OpSpec, not {spec!r}")
 
     def wrong(what: str) -> NoReturn:
         raise CalcError(f"operator {spec.name!r}: {what}")

@@ -31,7 +31,7 @@ def googlenet(classes: int = 1000, width: int = 64, size: int = 224) -> Sequenti
     of = scaled("googlenet", classes, width, 64, size, 31)
 
     def conv(channels: int, kernel: int, stride: int = 1) -> Sequential:
-        return Conv2d(of(channels), kernel, stride, kernel // 2, init=XavierUniform()) >> ReLU()
+        return Conv2d(of(channels), kernel, stride=stride, padding=kernel // 2, init=XavierUniform()) >> ReLU()
 
     def inception(one: int, before_3: int, three: int, before_5: int, five: int, pooled: int) -> Concat:
         return Concat(

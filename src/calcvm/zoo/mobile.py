@@ -29,4 +29,7 @@ def mobilenet_v2(classes: int = 1000, width: int = 32, size: int = 224) -> Seque
 
 
 def _conv(channels: int, kernel: int, stride: int = 1, groups: int = 1) -> Sequential:
-    return Conv2d(channels, kernel, stride, kernel // 2, 1, groups, bias=False, init=START) >> BatchNorm()
+    return (
+        Conv2d(channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False, init=START)
+        >> BatchNorm()
+    )

@@ -25,7 +25,9 @@ def alexnet(classes: int = 1000, width: int = 96, size: int = 224) -> Sequential
     def conv(channels: int, kernel: int, bias: float, stride: int = 1, groups: int = 1) -> nn.Layer:
         padding = 2 if stride > 1 else kernel // 2
         halves = 2 * of(channels // 2)
-        return Conv2d(halves, kernel, stride, padding, 1, groups, init=SMALL, bias_init=Constant(bias))
+        return Conv2d(
+            halves, kernel, stride=stride, padding=padding, groups=groups, init=SMALL, bias_init=Constant(bias)
+        )
 
     def normalized() -> Sequential:
         return ReLU() >> LocalResponseNorm(5, k=2.0) >> MaxPool2d(3, 2)
@@ -39,7 +41,7 @@ def alexnet(classes: int = 1000, width: int = 96, size: int = 224) -> Sequential
 def overfeat(classes: int = 1000, width: int = 96, size: int = 231) -> Sequential:
     """Sermanet et al. 2014, the fast model."""
     of = scaled("overfeat", classes, width, 96, size, 71)
-    features = Conv2d(of(96), 11, 4, init=SMALL) >> ReLU() >> MaxPool2d(2)
+    features = Conv2d(of(96), 11, stride=4, init=SMALL) >> ReLU() >> MaxPool2d(2)
     features = features >> Conv2d(of(256), 5, init=SMALL) >> ReLU() >> MaxPool2d(2)
     for channels in (512, 1024, 1024):
         features = features >> Conv2d(of(channels), 3, padding=1, init=SMALL) >> ReLU()

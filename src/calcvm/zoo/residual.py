@@ -44,7 +44,7 @@ def _resnet(
 
 
 def _conv(channels: int, kernel: int, stride: int = 1) -> Sequential:
-    return Conv2d(channels, kernel, stride, kernel // 2, bias=False, init=HeNormal()) >> BatchNorm()
+    return Conv2d(channels, kernel, stride=stride, padding=kernel // 2, bias=False, init=HeNormal()) >> BatchNorm()
 
 
 def _basic(channels: int, stride: int) -> Sequential:

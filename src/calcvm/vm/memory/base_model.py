@@ -453,18 +453,19 @@ class BaseModel:
         shape = self.loaded.forms[name]
         numeric(name, array)
         if array.ndim != len(shape):
-            column = len(shape) == array.ndim + 1 and (shape[-1].a, shape[-1].b) == (0, 1)
-            dense = facts["classes"] is not None and array.ndim == len(shape) + 1
-            labels = facts["classes"] is not None and array.ndim == 1
+            fewer, hint = array.ndim + 1 == len(shape), ""
+            if fewer and shape[-1] == 1:
+                hint = ": write data[..., None]"
+            elif facts["classes"] is not None and array.ndim == len(shape) + 1:
+                hint = _dense(array)
+            elif facts["classes"] is not None and array.ndim == 1:
+                hint = ": as many labels as places of the output; of images nn.Flatten() comes before nn.Linear"
+            elif fewer and array.shape == tuple(n.b for n in shape[1:]):
+                hint = ": write data[None] for one sample"
+            elif len(shape) == 2 and fewer and array.dtype.kind in "iub":
+                hint = f": labels are for softmax_cross_entropy, this loss takes np.eye({shape[1].b})[labels]"
             raise ShapeError(
-                f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
-                + (": write data[..., None]" if column else "")
-                + (_dense(array) if dense else "")
-                + (
-                    ": as many labels as places of the output; of images nn.Flatten() comes before nn.Linear"
-                    if labels
-                    else ""
-                )
+                f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted{hint}"
             )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
@@ -721,6 +722,9 @@ class Views(dict[str, np.ndarray]):
     def __setitem__(self, name: str, value: Any) -> None:
         if self.get(name) is not value:  # += assigns the same array
             raise CalcError(f"{name!r} is a view of the model's memory: set what it shows, [{name!r}][...] = array")
+
+    def __call__(self) -> NoReturn:
+        raise CalcError("parameters are a mapping, not a method: model.parameters[name]; the optimizer is the model's")
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy is no view of the model
         return dict, (dict(self),)

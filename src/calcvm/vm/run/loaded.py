@@ -183,6 +183,7 @@ class Loaded(Uncopied):
             name = "learn" if "learn" in trained else next(iter(trained), None)
         if not isinstance(name, str) or name not in self._spans:
             there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
+            there += "; of data, model.predict(X) gives the outputs" * hasattr(path, "shape")
             raise CalcError("no path trains" if path is None else there)
         return name
 
