@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any, TypeVar
@@ -108,6 +108,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "restore_best_weights": ("keep_best",),
     "save_best_only": ("keep_best",),
     "rho": ("alpha",),
+    "rounds": ("epochs",),
     "strides": ("stride",),
     "use_bias": ("bias",),
     "validation_data": ("validation",),
@@ -168,7 +169,9 @@ NAMES: dict[str, dict[str, str]] = {
         "view": "cv.reshape(x, shape)", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
     },
     "CalcHeap": {"load": "heap.create(program)"},
+    "Handle": {"bytes": "nbytes", "epochs": "epochs_done"},
     "Plan": {"again": "recomputed"},
+    "Trial": {"rounds": "epochs"},
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
 }  # fmt: skip
 
@@ -280,6 +283,13 @@ def _attributes(kind: Any) -> frozenset[str]:
     )
 
 
+def unknown_argument(what: str, name: str, names: Collection[str]) -> UnknownArgument:
+    """The error for an argument that a function, called ``what``, lacks; ``names`` are those that it has."""
+    meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
+    hint = meant if " " in meant else f"did you mean {meant}=?" if meant else f"it takes {', '.join(names) or 'none'}"
+    return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
+
+
 def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[str]) -> UnknownArgument | None:
     """The error for the first argument that a function, called ``what``, lacks, if there is one."""
     parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
@@ -287,18 +297,7 @@ def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[s
         return None
     names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     names = names[names[:1] == ["self"] :]
-    for name in given:
-        if name not in names:
-            meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
-            hint = (
-                meant
-                if " " in meant
-                else f"did you mean {meant}=?"
-                if meant
-                else f"it takes {', '.join(names) or 'none'}"
-            )
-            return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
-    return None
+    return next((unknown_argument(what, name, names) for name in given if name not in names), None)
 
 
 def required(function: FunctionType) -> tuple[str, ...]:

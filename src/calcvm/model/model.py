@@ -236,7 +236,7 @@ class Model(methods.HasFastMethods, hints.Closed):
             "input_dtype": input_dtype, "target_dtype": target_dtype, "channels_last": None if channels_last is False else channels_last,
             "ignore_index": ignore_index,
         }  # fmt: skip
-        graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
+        graph = graph_of("Model", net, {what: value for what, value in of_layers.items() if value is not None})
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
@@ -818,15 +818,15 @@ def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
     return model
 
 
-def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
+def graph_of(caller: str, net: Any, options: Mapping[str, Any]) -> CalcGraph:
     """The graph of layers, or the custom graph, which must not come with options for layers."""
     if isinstance(net, CalcGraph):
         if options:
-            raise CalcError(f"Model: a custom graph has its {next(iter(options))} already: leave it out")
+            raise CalcError(f"{caller}: a custom graph has its {next(iter(options))} already: leave it out")
         return net
     for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
         if what not in options:
-            raise CalcError(f"Model: {what} is missing; give {what}={example}")
+            raise CalcError(f"{caller}: {what} is missing; give {what}={example}")
     return build_graph(net, **{"loss": "softmax_cross_entropy", **options})
 
 
