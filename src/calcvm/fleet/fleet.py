@@ -85,9 +85,8 @@ class Fleet(Uncopied):
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
         self.programs = Programs()
-        self._converted: WeakValueDictionary[tuple[int, str], Converted] = (
-            WeakValueDictionary()
-        )  # by id and required type
+        # by id and required type
+        self._converted: WeakValueDictionary[tuple[int, str], Converted] = WeakValueDictionary()
         self._tasks = Tasks(lambda: (place for h in self.handles.values() for place in h.places))
         self._per_round = 0.0  # seconds of the team per round, as last measured
         self._adding: dict[int, str] = {}  # by thread: the model being added
