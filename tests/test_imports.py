@@ -81,6 +81,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"equations", "errors", "formulas", "kernel", "lazy", "without_signals"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
+    "testing": ({"errors", "without_signals"}, {"numpy", "greenlet"}),
     "vm": (set(), set()),
     "vm.program": ({"equations", "errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
     "vm.run": (
@@ -97,6 +98,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "kernels_cuda",
             "system",
             "teams",
+            "testing",
             "without_signals",
             "vm.program",
         },
@@ -148,7 +150,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
-    "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
+    "fleet": (
+        {"errors", "checks", "hints", "graph", "nn", "compiler", "model", "progress", "tables"} | VM,
+        {"numpy", "typing_extensions"},
+    ),
     "split_model": (
         {
             "errors",
@@ -167,9 +172,9 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy"},
     ),
-    "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
+    "ensemble": ({"errors", "checks", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
-        {"errors", "files", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
+        {"errors", "files", "checks", "hints", "graph", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
@@ -302,7 +307,19 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, line: str, caug
 
 
 def test_importing_calcvm_brings_no_optional_package() -> None:
-    optional = ["scipy", "matplotlib", "rich", "typer", "sklearn", "torch", "jax", "onnxruntime", "optuna", "ray"]
+    optional = [
+        "scipy",
+        "matplotlib",
+        "rich",
+        "typer",
+        "sklearn",
+        "torch",
+        "jax",
+        "onnxruntime",
+        "optuna",
+        "ray",
+        "calcvm.testing",
+    ]
     code = f"import calcvm, sys; print([m for m in {optional} if m in sys.modules])"
     # numba imports scipy itself where it is installed, to see whether it is: that much is not ours
     numba = f"import numba, sys; print([m for m in {optional} if m in sys.modules])"

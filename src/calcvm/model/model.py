@@ -178,8 +178,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         if batch_size is None and memory is None:
             batch_size = min(BATCH, learning_batch or BATCH)
         planned = {what: options.pop(what) for what in [*options] if what in compiler.PlanOptions.__annotations__}
-        graph = _graph(
-            net, {what: value for what, value in options.items() if value is not None and value is not False}
+        graph = graph_of(
+            "Model", net, {what: value for what, value in options.items() if value is not None and value is not False}
         )
         accumulate = learning_batch is not None
         self._plan = compiler.plan(graph, batch_size=batch_size, memory=memory, accumulate=accumulate, **planned)
@@ -708,15 +708,15 @@ def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
     return _read(cls, BytesIO(data), None)
 
 
-def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
+def graph_of(caller: str, net: Any, options: Mapping[str, Any]) -> CalcGraph:
     """The graph of layers, or the custom graph, which must not come with options for layers."""
     if isinstance(net, CalcGraph):
         if options:
-            raise CalcError(f"Model: a custom graph has its {next(iter(options))} already: leave it out")
+            raise CalcError(f"{caller}: a custom graph has its {next(iter(options))} already: leave it out")
         return net
     for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
         if what not in options:
-            raise CalcError(f"Model: {what} is missing; give {what}={example}")
+            raise CalcError(f"{caller}: {what} is missing; give {what}={example}")
     return build_graph(net, **{"loss": "softmax_cross_entropy", **options})
 
 
