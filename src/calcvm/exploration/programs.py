@@ -36,9 +36,7 @@ class Programs:
         key = (batch_size, graph.form)
         program = self._kept.get(key)
         if program is None:
-            program = compiler.compile(
-                graph, batch_size=batch_size, memory=self.memory, workers=1, accumulate=False, recompute=False
-            )
+            program = compiler.compile(graph, batch_size=batch_size, memory=self.memory, workers=1, recompute=False)
             self._kept[key] = program
             if len(self._kept) > self.KEPT:
                 self._kept.popitem(last=False)
