@@ -729,7 +729,9 @@ def test_a_model_of_a_reader_learns_in_memory_and_leaves_no_trace(tmp_path):
 @pytest.mark.parametrize("room", ["one", "all"])
 def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, used, room):
     """Image, settings and notes belong together, whatever a writer does meanwhile and whoever takes its place in the heap."""
-    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
+    program = cv.compile(
+        cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1, accumulate=True
+    )
     X, Y = np.ones((4, 2), "float32"), np.ones((4, 2), "float32")
 
     def told(model):
