@@ -59,7 +59,7 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
     net, channels, size, loss = network(name, **reduced)
     shape = (784,) if name == "mlp" else (channels, size, size)
     graph = cv.build_graph(net, shape, loss, cv.SGD(RATE))
-    how: dict[str, Any] = {"workers": 1, "accumulate": False}
+    how: dict[str, Any] = {"workers": 1}
 
     def step(plan: Any) -> tuple[float, int]:
         """The loss of a step, and the growth of the process."""

@@ -78,10 +78,10 @@ def heaps() -> Iterator[tuple[str, str]]:
     for name in ZOO:
         size = (1, 28, 28) if name == "lenet" else (3, 224, 224)
         graph = cv.build_graph(getattr(cv.zoo, name)(), size, "softmax_cross_entropy", cv.SGD(0.1))
-        whole = cv.plan(graph, batch_size=8, workers=1)
+        whole = cv.plan(graph, batch_size=8, workers=1, accumulate=True)
         yield f"heap of {name}, batch 8", f"{whole.heap_bytes:,}"
         if name == "resnet18":
-            less = cv.plan(graph, batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes))
+            less = cv.plan(graph, batch_size=8, workers=1, accumulate=True, memory=int(0.8 * whole.heap_bytes))
             yield f"heap of {name}, batch 8, in 80 %", f"{less.heap_bytes:,}, {less.overhead!r}"
 
 

@@ -102,7 +102,7 @@ class Ours:
             for width in task.sizes[2:]:
                 net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
             graph = graphs(net, (task.sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
-            programs.append(cv.compile(graph, batch_size=task.batch, workers=1, accumulate=False))
+            programs.append(cv.compile(graph, batch_size=task.batch, workers=1))
         self.models = sum(task.models for task in tasks)
         self.heap_bytes = sum(p.heap_bytes * t.models for p, t in zip(programs, tasks))
         self.fleet = cv.Fleet(self.heap_bytes + 64 * self.models, workers=threads)

@@ -50,7 +50,7 @@ def planned(name: str, batch: int, share: float = 1, **reduced: int) -> tuple[An
 
     net, channels, size, loss = network(name, **reduced)
     g = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
-    return g, within(g, share, batch_size=batch, workers=n_cores(), accumulate=False)
+    return g, within(g, share, batch_size=batch, workers=n_cores())
 
 
 def within(graph: Any, share: float, **options: Any) -> Any:

@@ -69,7 +69,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
 
     net, channels, size, loss = network(name, **reduced)
     graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
-    found = plans(graph, {"batch_size": batch, "workers": workers, "accumulate": False})
+    found = plans(graph, {"batch_size": batch, "workers": workers})
     rng = np.random.default_rng(0)
     x, y = ([s.at(batch) for s in graph.variables[v].shape] for v in ("input", "target"))
     images = rng.standard_normal(x).astype(np.float32)

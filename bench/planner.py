@@ -116,7 +116,7 @@ def case(result: Result, spec: Case, measure: bool, **reduced: int) -> tuple[lis
     name, batch, seconds, share, published = spec
     net, channels, size, loss = network(name, **reduced)
     graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(0.01))
-    options: dict[str, Any] = dict(batch_size=batch, workers=1, accumulate=False)
+    options: dict[str, Any] = dict(batch_size=batch, workers=1)
     whole = cv.plan(graph, **options)
     problem, fixed = problem_of(graph, batch, whole.heap_bytes)
     memory = budget(share, whole, fixed + problem.floor[0])

@@ -34,7 +34,7 @@ def planned(layers: int, share: float) -> dict[str, float]:
 
     chain = nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(8), nn.Tanh())))
     graph = cv.build_graph(chain, (8,), "mse", cv.SGD(0.01))
-    options: dict[str, Any] = {"batch_size": 16, "workers": 1, "accumulate": False}
+    options: dict[str, Any] = {"batch_size": 16, "workers": 1}
     memory = None if share == 1 else int(share * cv.plan(graph, **options).heap_bytes)
     begin = time.perf_counter()
     plan = cv.plan(graph, memory=memory, **options)

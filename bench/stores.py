@@ -32,7 +32,7 @@ def training(store: Any, checkpoint: int | str, models: int) -> float:
     from calcvm import nn
 
     net = nn.Linear(16) >> nn.Tanh() >> nn.Linear(1)
-    program = cv.compile(cv.build_graph(net, (8,), "mse", cv.Adam(1e-2)), batch_size=10, accumulate=False)
+    program = cv.compile(cv.build_graph(net, (8,), "mse", cv.Adam(1e-2)), batch_size=10)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 8), np.float32), rng.standard_normal((40, 1), np.float32)
     fleet = cv.Fleet(models * program.heap_bytes + (1 << 20), workers=1, store=store)

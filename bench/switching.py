@@ -54,7 +54,7 @@ def program(image_bytes: int, width: int = 16) -> Any:
     x, w = graph.placeholder("x", (None, n_inputs)), graph.parameter("w", (n_inputs, width), init=cv.init.Constant(0.1))
     with graph.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.matmul(x, w)), optimizer=cv.Adam())
-    return cv.compile(graph, batch_size=1, workers=1, accumulate=False)
+    return cv.compile(graph, batch_size=1, workers=1)
 
 
 def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], Any]:
@@ -181,9 +181,7 @@ def many(models: int, switches: int, heap: str) -> dict[str, Any]:
     from calcvm.model import build_graph
 
     net = nn.Linear(32) >> nn.Sigmoid() >> nn.Linear(32) >> nn.Sigmoid() >> nn.Linear(4)
-    compiled = cv.compile(
-        build_graph(net, (16,), "softmax_cross_entropy", cv.Adam()), batch_size=32, workers=1, accumulate=False
-    )
+    compiled = cv.compile(build_graph(net, (16,), "softmax_cross_entropy", cv.Adam()), batch_size=32, workers=1)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((32, 16), dtype=np.float32), rng.integers(0, 4, 32)
     cv.CalcHeap(compiled.heap_bytes).create(compiled).step(x, y)  # first use imports and links: not measured

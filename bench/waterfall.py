@@ -40,14 +40,13 @@ def stages(reduced: Mapping[str, int]) -> tuple[Any, dict[str, tuple[int, Any]]]
     net, channels, size, loss = network("mobilenet_v2", **reduced)
     graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
     how: dict[str, Any] = {"batch_size": 1, "workers": 1}
-    late = cv.plan(graph, **how)
+    late = cv.plan(graph, accumulate=True, **how)
     out: dict[str, tuple[int, Any]] = {"save all": (late.save_all_bytes, None)}
     out["lifetimes"] = lowered_bytes(graph, in_place=False), None
     out["in place"] = lowered_bytes(graph, in_place=True), None
-    ordered = cv.plan(graph, accumulate=False, **how)
-    least = cv.plan(graph, accumulate=False, objective="memory", **how)
+    ordered = cv.plan(graph, **how)
+    least = cv.plan(graph, objective="memory", **how)
     out["order, early updates"], out["least scratch"] = (ordered.heap_bytes, ordered), (least.heap_bytes, least)
-    how["accumulate"] = False
     try:
         floor: int = cv.plan(graph, memory=1, **how).heap_bytes
     except cv.PlanError as refused:
@@ -81,7 +80,7 @@ def lowered_bytes(graph: Any, *, in_place: bool) -> int:
     from calcvm.planner.lifetimes import Machine
     from calcvm.planner.merge import merge_rows
 
-    lowered, _ = lower(graph, workers=1)
+    lowered, _ = lower(graph, workers=1, accumulate=True)
     if not in_place:
         statements = tuple(replace(st, spec=replace(st.spec, in_place=())) for st in lowered.statements)
         lowered = replace(lowered, statements=statements)

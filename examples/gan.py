@@ -87,7 +87,7 @@ def main() -> None:
     X, y = digits()
     X = (X / 8 - 1).astype("float32")
     rng = np.random.default_rng(0)
-    model = cv.CalcHeap("1 MiB").create(cv.compile(build(), batch_size=BATCH, accumulate=False), seed=0)
+    model = cv.CalcHeap("1 MiB").create(cv.compile(build(), batch_size=BATCH), seed=0)
     start = time.perf_counter()
     for epoch in range(epochs):
         order = rng.permutation(len(X))

@@ -82,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     steps = 500 if args.quick else args.steps
 
-    program = cv.compile(build(steps), batch_size=INSIDE, accumulate=False)
+    program = cv.compile(build(steps), batch_size=INSIDE)
     model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     print(f"{len(program.rows)} rows, {program.heap_bytes:,} bytes")
     rng = np.random.default_rng(0)

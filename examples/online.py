@@ -43,7 +43,7 @@ def main() -> None:
     sensors, samples = (40, 600) if args.quick else (args.sensors, args.samples)
 
     graph = cv.build_graph(nn.Linear(16) >> nn.Tanh() >> nn.Linear(1), (PAST,), "mse", cv.Adam(5e-3))
-    program = cv.compile(graph, batch_size=1, workers=1, accumulate=False)
+    program = cv.compile(graph, batch_size=1, workers=1)
     room = -(-program.heap_bytes // 64) * 64
     print(f"a model takes {room:,} bytes, {sensors:,} of them {sensors * room:,}: the heap, and nothing more later")
     with cv.CalcHeap(sensors * room, store=cv.FileStore(args.store)) as heap:

@@ -47,7 +47,7 @@ def main() -> None:
 
     films, liked = ratings(users)
     graph = cv.build_graph(network(), (TRAITS,), "mse", cv.Adam(3e-3))
-    program = cv.compile(graph, batch_size=BATCH, workers=1, accumulate=False)
+    program = cv.compile(graph, batch_size=BATCH, workers=1)
     fleet = cv.Fleet(memory="64 MiB", store=cv.FileStore(args.store))
     print(f"a model takes {program.heap_bytes:,} bytes: {fleet.heap.nbytes // program.heap_bytes:,} fit at once")
 

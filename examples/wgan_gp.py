@@ -61,7 +61,7 @@ def main() -> None:
     X, y = digits()
     X = (X / 8 - 1).astype("float32")
     rng = np.random.default_rng(0)
-    program = cv.compile(build(), batch_size=BATCH, accumulate=False, keep=["penalty", "distance"])
+    program = cv.compile(build(), batch_size=BATCH, keep=["penalty", "distance"])
     model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
     start, steps = time.perf_counter(), 0
     for epoch in range(epochs):

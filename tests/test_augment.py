@@ -279,7 +279,7 @@ def test_rounds_that_add_up_draw_each_for_themselves():
 
 def test_a_fleet_has_the_bits_of_a_model_alone():
     graph = cv.build_graph(network(), X.shape[1:], "softmax_cross_entropy", cv.SGD(0.01), preprocess=AUGMENT)
-    program = cv.compile(graph, batch_size=32, accumulate=False)
+    program = cv.compile(graph, batch_size=32)
     fleet = cv.Fleet(2 * program.heap_bytes, workers=2)
     handles = [fleet.add(program, data=(X, LABELS), seed=seed) for seed in (2, 3, 4)]
     fleet.fit(epochs=2, progress=False)

@@ -298,7 +298,7 @@ def test_shared_memory_is_held_while_it_is_used(monkeypatch):
     monkeypatch.setattr(Cpu, "shared", shared)
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((50, 4), dtype=np.float32), rng.integers(0, 2, 50)
-    program = cv.compile(small_graph(), batch_size=8, workers=1, accumulate=False)
+    program = cv.compile(small_graph(), batch_size=8, workers=1)
     fleet = cv.Fleet("1 MiB", workers=1)
     handle = fleet.add(program, data=(X, y), validation=(X, y))
     fleet.fit(2, progress=False)

@@ -226,7 +226,7 @@ def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):
     if not whole:
         pytest.skip("takes --whole")
     graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
-    memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1, accumulate=False).heap_bytes)
+    memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1).heap_bytes)
     problem, heard = problem_of(graph, 8, memory)[0], Heard()
     known = solve(problem)
     answer = bound_groups.solve(problem, known, ENOUGH, heard, 1)

@@ -61,7 +61,7 @@ def outcome(result):
 def alone(trial, epochs: int) -> cv.Model:
     """The trial's model by `Model.fit`."""
     heap = cv.CalcHeap("1 MiB")
-    program = cv.compile(network(trial), batch_size=32, workers=1, accumulate=False)
+    program = cv.compile(network(trial), batch_size=32, workers=1)
     model = heap.create(program, seed=trial.seed)
     model.fit(*DATA, epochs=epochs, progress=False)
     return model
@@ -238,7 +238,7 @@ def test_graphs_of_one_form_share_a_program_and_train_as_with_their_own(a, b):
     fleet = cv.Fleet("1 MiB", workers=1)
     model = fleet.add(shared, data=DATA, seed=3, hyper=hyper).model
     fleet.advance(3)
-    own = cv.compile(graph(b), batch_size=32, workers=1, accumulate=False)
+    own = cv.compile(graph(b), batch_size=32, workers=1)
     other = cv.CalcHeap("1 MiB").create(own, seed=3)
     other.fit(*DATA, epochs=3, progress=False)
     assert same_bits(model, other) and dict(model.hyper) == dict(other.hyper)

@@ -111,7 +111,7 @@ def test_other_facts_are_what_json_can_hold():
     del facts["note"]
     with pytest.raises(cv.CalcError, match="a model has a seed"):
         del facts["seed"]
-    with pytest.raises(cv.CalcError, match="rounds must be an integer from 0 to .*, not -1"):
+    with pytest.raises(cv.CalcError, match="epochs must be an integer from 0 to .*, not -1"):
         facts["epochs"] = -1
     with pytest.raises(cv.CalcError, match="program is another one"):
         facts["program"] = "0" * 64

@@ -127,7 +127,7 @@ def test_a_fleet_reads_what_it_must_convert_as_it_is_at_each_add(kind):
         return {"list": rows.tolist(), "float16": rows.astype("f2"), "transposed": np.asfortranarray(rows)}[kind]
 
     graph = cv.build_graph(nn.Linear(1), (2,), "mse", cv.SGD(0.1))
-    program, rows = cv.compile(graph, batch_size=10, accumulate=False), np.arange(20.0).reshape(10, 2)
+    program, rows = cv.compile(graph, batch_size=10), np.arange(20.0).reshape(10, 2)
     fleet, data, y = cv.Fleet("1 MiB"), given(rows), np.zeros((10, 1), "float32")
     for _ in range(3):
         for _ in range(2):

@@ -127,7 +127,7 @@ def test_a_fleet_has_the_figures_of_the_data_set(batch, device, request):
         request.getfixturevalue("gpu")
     for loss, metrics in ((rmse, METRICS), ("mse", [correlation]), (log_mean, [])):
         graph = cv.build_graph(nn.Linear(1), (3,), loss, cv.SGD(0.01), metrics=metrics)
-        program = cv.compile(graph, batch_size=batch, accumulate=False, dtype="float64", **on)
+        program = cv.compile(graph, batch_size=batch, dtype="float64", **on)
         fleet = cv.Fleet(2 * program.heap_bytes, device=device, **({} if device == "cuda" else {"workers": 1}))
         handle = fleet.add(program, data=(X, Y), validation=(X, Y), seed=1, shuffle=False)
         fleet.fit(1, progress=False)
@@ -393,7 +393,7 @@ def test_a_fleets_patience_watches_the_loss_wherever_it_stands():
         cv.mean(y * 0.0).rename("flat")  # it never becomes better
         cv.mse(y, t).rename("predict.loss")
     fleet = cv.Fleet("1 MiB", workers=1)
-    handle = fleet.add(cv.compile(g, batch_size=20, accumulate=False), data=(X, Y), validation=(X, Y), patience=1)
+    handle = fleet.add(cv.compile(g, batch_size=20), data=(X, Y), validation=(X, Y), patience=1)
     fleet.fit(6, progress=False)
     assert handle.status == "done" and handle.epochs_done == 6 and {"val_flat", "val_loss"} == {*handle.metrics}
 

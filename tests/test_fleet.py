@@ -324,7 +324,7 @@ def normalized() -> cv.Program:
     """With buffers."""
     net = nn.Linear(8) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(2)
     graph = cv.build_graph(net, (6,), "softmax_cross_entropy", cv.Adam(1e-2))
-    return cv.compile(graph, batch_size=15, accumulate=False, workers=1)
+    return cv.compile(graph, batch_size=15, workers=1)
 
 
 def trained_elsewhere(fleet: cv.Fleet) -> threading.Thread:
@@ -379,7 +379,7 @@ def test_a_figure_that_is_not_there_is_said():
         predict.output = x @ w
         cv.mean(cv.abs(predict.output - t)).rename("error")
     fleet, y = cv.Fleet("1 MiB"), np.zeros((210, 2))
-    handle = fleet.add(cv.compile(g, batch_size=10, accumulate=False), data=(X, y), validation=(X[:9], y[:9]))
+    handle = fleet.add(cv.compile(g, batch_size=10), data=(X, y), validation=(X[:9], y[:9]))
     fleet.fit(1, progress=False)
     assert handle.kept is None and len(handle.metrics["val_error"]) == 1
     with pytest.raises(cv.CalcError, match="has the figures val_error, and no val_loss: read handle.metrics"):
@@ -615,9 +615,7 @@ def test_progress_says_how_far_it_is(capsys):
 
 @pytest.mark.parametrize("mistake", [{"hyper": {"nope": 1}}, {"patience": 1}, {"learning_batch": 1}, {"samples": [99]}])
 def test_a_refused_model_leaves_nothing_in_the_store(mistake, tmp_path):
-    program = cv.compile(
-        cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4, workers=1, accumulate=False
-    )
+    program = cv.compile(cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
     data = np.ones((8, 3), "f4"), np.ones((8, 2), "f4")
     fleet = cv.Fleet("1 MiB", store=cv.FileStore(tmp_path / "s"))
     with pytest.raises(cv.CalcError):

@@ -14,7 +14,7 @@ from calcvm import nn
 from calcvm.planner import order
 from calcvm.planner.recomputation import search
 
-OPTIONS: dict[str, Any] = dict(batch_size=16, workers=1, accumulate=False)
+OPTIONS: dict[str, Any] = dict(batch_size=16, workers=1)
 MOST = 6.0  # times as many lines for four times as many rows
 
 
@@ -181,7 +181,7 @@ def test_work_for_the_largest_batch_grows_as_rows_do(whole: bool) -> None:
     for size in (n, 4 * n):
         graph = KINDS["perceptron"](size)
         memory = 3 * cv.plan(graph, **OPTIONS).heap_bytes
-        counts.append(lines(lambda: cv.plan(graph, memory=memory, workers=1, accumulate=False)))  # noqa: B023
+        counts.append(lines(lambda: cv.plan(graph, memory=memory, workers=1)))  # noqa: B023
     assert_grows("batch from memory", *counts)
 
 

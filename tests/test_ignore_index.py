@@ -79,9 +79,7 @@ def check(case, rng, device="cpu", workers=1):
     x, t = data_of(rng, shape, axis, ignored, share, special == "special")
     x = x.astype(dtype)
     g = graph_of(shape, axis, ignored, smoothing, type_)
-    program = cv.compile(
-        g, batch_size=BATCH + 2, dtype=dtype, device=device, workers=workers, keep=["dx"], accumulate=False
-    )
+    program = cv.compile(g, batch_size=BATCH + 2, dtype=dtype, device=device, workers=workers, keep=["dx"])
     model = cv.CalcHeap(program.heap_bytes, device=device).create(program, seed=0)
     loss, gradient, accuracy = by_torch(x.astype(np.float64), t, axis, ignored, smoothing)
     near = dict(rtol=40 * np.finfo(dtype).eps, atol=10 * np.finfo(dtype).eps)
@@ -221,7 +219,7 @@ def test_classes_are_known_to_a_model_that_ignores_a_label():
 def test_equations_of_the_gradient_are_what_is_computed(smoothing):
     g = graph_of((4,), -1, -100, smoothing, "int64")
     x, t = data_of(np.random.default_rng(3), (4,), -1, -100, 0.4, special=False)
-    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=BATCH, dtype="float64", accumulate=False), seed=0)
+    m = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=BATCH, dtype="float64"), seed=0)
     m.step(x, t)
     found = g.paths["learn"].gradient_of("b").evaluate({"x": x, "t": t, "b": np.zeros(4)})
     np.testing.assert_allclose(found, m.grad("b"), rtol=1e-12, atol=1e-15)

@@ -48,7 +48,7 @@ def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 x, y, n = np.ones((8, 3), "f4"), np.ones((8, 2), "f4"), 4000
-program = cv.compile(cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4, accumulate=False)
+program = cv.compile(cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4)
 first = cv.Fleet("8 MiB")
 first.add(program, data=(x, y))
 first.fit(2, progress=False)
@@ -109,7 +109,7 @@ def test_a_network_as_published_takes_what_its_plan_says(name, whole):
 
 def test_paper_network_at_batch_10000_fits_in_43_MB():
     plan = cv.plan(cv.model.build_graph(paper_network(), (784,), "softmax_cross_entropy", cv.Adam()),
-                   batch_size=10000, accumulate=False)  # fmt: skip
+                   batch_size=10000)  # fmt: skip
     assert plan.lower_bound_bytes <= plan.heap_bytes <= 43e6
 
 

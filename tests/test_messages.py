@@ -60,7 +60,7 @@ def own_graph(**compiled):
     """The program of a graph of one's own, with no path called predict."""
     s = scene()
     s.path.minimize(s.loss(), cv.SGD(0.1))
-    return cv.compile(s.g, batch_size=8, workers=1, accumulate=False)
+    return cv.compile(s.g, batch_size=8, workers=1)
 
 
 def built(layer, shape=(4, 6, 6), **settings):
@@ -558,7 +558,7 @@ OTHER = {"step_size": 3.0, "total_steps": 4.0, "warmup_steps": 2.0, "gamma": 1.5
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_what_may_be_set_is_what_training_reads(optimizer):
     """Every slot, written behind the back of the check: the parameters differ after seven steps where it may be set."""
-    program = cv.compile(graph(optimizer=optimizer), batch_size=8, workers=1, accumulate=False, dtype="float64")
+    program = cv.compile(graph(optimizer=optimizer), batch_size=8, workers=1, dtype="float64")
     heap = cv.CalcHeap("1 MiB")
 
     def trained(**slots):

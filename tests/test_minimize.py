@@ -344,7 +344,7 @@ def test_who_spares_nothing_has_the_rows_of_before():
     """And who spares some has two more, and an update for all that decay and one for all others."""
 
     def rows(**options):
-        program = cv.compile(layers(cv.AdamW(0.1, **options)), batch_size=6)
+        program = cv.compile(layers(cv.AdamW(0.1, **options)), batch_size=6, accumulate=True)
         return Counter(program.spec(pc).name for pc in range(len(program.rows)))
 
     assert rows()["adamw"] == 1 and rows()["rate_scale"] == 0
@@ -369,7 +369,7 @@ def test_an_optimizer_without_a_decay_has_none_to_spare():
 
 def test_a_rate_that_is_set_holds_for_all_by_their_factors():
     g = layers(cv.SGD(0.0), {"b": 2.0})
-    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=6, dtype="float64", accumulate=False))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=6, dtype="float64"))
     before = {n: np.array(v) for n, v in model.parameters.items()}
     model.step(X)
     for n, value in model.parameters.items():

@@ -121,10 +121,8 @@ def test_training_has_the_same_bits(network, shape, share, accumulate, dtype, wo
 def streaming(**more: Any) -> tuple[cv.CalcGraph, Any, Any]:
     """A graph, its plan, and one in which parameters and optimizer state persist in the file."""
     graph = cv.build_graph(wide(), (40,), "softmax_cross_entropy", cv.Adam(1e-2))
-    free = cv.plan(graph, batch_size=8, workers=1, accumulate=False)
-    small = cv.plan(
-        graph, batch_size=8, workers=1, accumulate=False, memory=int(0.5 * free.heap_bytes), page_bytes="64 MiB", **more
-    )
+    free = cv.plan(graph, batch_size=8, workers=1)
+    small = cv.plan(graph, batch_size=8, workers=1, memory=int(0.5 * free.heap_bytes), page_bytes="64 MiB", **more)
     assert small.zones["pages"].persistent_bytes > 0
     return graph, free, small
 
@@ -431,7 +429,7 @@ def test_the_file_is_never_larger_than_allowed(room: int) -> None:
     graph, _, small = streaming()
     assert small.page_bytes > room
     with pytest.raises(PlanError, match="page_bytes") as error:
-        cv.plan(graph, batch_size=8, workers=1, accumulate=False, memory=small.heap_bytes, page_bytes=room)
+        cv.plan(graph, batch_size=8, workers=1, memory=small.heap_bytes, page_bytes=room)
     assert error.value.allowed == room
 
 

@@ -35,7 +35,7 @@ def graph(cols: int = COLS) -> cv.CalcGraph:
 
 
 def program(workers: int = 3, **how: object) -> cv.Program:
-    return cv.compile(graph(), batch_size=ROWS, workers=workers, accumulate=False, **how)  # type: ignore[arg-type]
+    return cv.compile(graph(), batch_size=ROWS, workers=workers, **how)  # type: ignore[arg-type]
 
 
 def long_row(p: cv.Program) -> int:
@@ -103,7 +103,7 @@ def test_verifier() -> None:
 
 def test_inside_a_row_all_meet() -> None:
     """Rows before it need no barrier from those after it, its own scratch is everybody's."""
-    plan = cv.plan(graph(), batch_size=ROWS, workers=3, accumulate=False)
+    plan = cv.plan(graph(), batch_size=ROWS, workers=3)
     for team in (2, 3):
         check_team(plan, ROWS, team)
     machine = Machine(4, 3)

@@ -25,7 +25,7 @@ def test_algorithms_2_to_6():
     with g.path("score") as score:
         R = cv.rmse(Y, O)
 
-    plan = cv.plan(g, batch_size=100)
+    plan = cv.plan(g, batch_size=100, accumulate=True)
     assert (plan.batch_size, plan.heap_bytes) == (100, plan.heap_elems * 4) and "forward" in plan.zones
     assert f"{plan.heap_bytes:,}" in str(plan)
     program = cv.compile(g, plan=plan)
@@ -58,7 +58,7 @@ def test_two_rounds_accumulate_until_end_round():
     w = g.parameter("w", (2, 1), init=cv.init.Ones())
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(x @ w), optimizer=cv.SGD(0.5))
-    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, accumulate=True))
     for _ in range(2):
         model["x"] = np.ones((4, 2))
         model.forward("learn")
@@ -129,7 +129,7 @@ def test_integers_pick_along_an_axis():
         a, b, c, d = x[:, 1], x[:, -1, 2], x[:, 0:2, 3], w[2]
         loss = cv.mean(cv.square(a - d)) + cv.mean(b) + cv.mean(c)
         learn.minimize(loss, cv.SGD(0.0))
-    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, keep=["a", "b", "c", "d"], accumulate=False))
+    model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=4, keep=["a", "b", "c", "d"]))
     data = np.random.default_rng(0).standard_normal((3, 3, 4)).astype("float32")
     model["x"] = data
     model.forward("learn")

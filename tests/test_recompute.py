@@ -249,5 +249,5 @@ def test_deep_chains_fit_where_shallow_ones_do(layers, share, whole):
         pytest.skip("takes --whole")
     chain = nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(8), nn.Tanh())))
     graph = cv.build_graph(chain, (8,), "mse", cv.SGD(0.01))
-    memory = int(share * cv.plan(graph, batch_size=16, workers=1, accumulate=False).heap_bytes)
-    assert cv.plan(graph, batch_size=16, workers=1, accumulate=False, memory=memory).heap_bytes <= memory
+    memory = int(share * cv.plan(graph, batch_size=16, workers=1).heap_bytes)
+    assert cv.plan(graph, batch_size=16, workers=1, memory=memory).heap_bytes <= memory

@@ -363,7 +363,7 @@ def test_bytes_that_live_are_those_of_the_plan():
     for options in ({}, {"memory": 0.7}, {"accumulate": True}):
         graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.Adam(0.1))
         if "memory" in options:
-            options = {"memory": int(0.7 * cv.plan(graph, batch_size=4, workers=1, accumulate=False).heap_bytes)}
+            options = {"memory": int(0.7 * cv.plan(graph, batch_size=4, workers=1).heap_bytes)}
         plan = cv.plan(graph, batch_size=4, workers=1, **{"accumulate": False, **options})
         listing = Listing(cv.compile(graph, plan=plan))
         assert [line.live for lines in listing.sections.values() for line in lines] == [*plan.live_bytes]

@@ -38,7 +38,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 def listing(graph: CalcGraph, phases: tuple[str, ...] = ("forward", "loss", "backward"), **options: Any) -> list[str]:
     """A program's rows and their equations, section by section."""
-    text = cv.compile(graph, batch_size=3, workers=1, accumulate=False, **options).disassemble()
+    text = cv.compile(graph, batch_size=3, workers=1, **options).disassemble()
     sections_of = re.split(r"\n\S+ / (\S+)  \[.*\n", text)[1:]
     found = [part for phase, part in zip(sections_of[::2], sections_of[1::2]) if phase in phases]
     return [" ".join(row) for part in found for row in re.findall(r"^ +\d+  (\S+) +(.*?)  \{", part, re.MULTILINE)]

@@ -42,7 +42,7 @@ def straight(workers: int = 1) -> cv.Model:
     W = g.parameter("W", (8, 1), init=cv.init.Zeros())
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.matmul(x, W)), cv.SGD(2.0**-20))
-    program = cv.compile(g, batch_size=4, dtype="float64", workers=workers, accumulate=False)
+    program = cv.compile(g, batch_size=4, dtype="float64", workers=workers)
     model = cv.CalcHeap(program.heap_bytes).create(program)
     model["x"] = np.ones((4, 8))
     return model
@@ -143,7 +143,7 @@ import calcvm as cv
 from calcvm import nn
 
 net = nn.Sequential(*(nn.Linear(512) >> nn.ReLU() for _ in range(8)), nn.Linear(4))
-program = cv.compile(cv.build_graph(net, (512,), "mse", cv.SGD(0.01)), batch_size=512, accumulate=False)
+program = cv.compile(cv.build_graph(net, (512,), "mse", cv.SGD(0.01)), batch_size=512)
 X, y = np.ones((8192, 512), "f4"), np.ones((8192, 4), "f4")
 fleet = cv.Fleet(3 * program.heap_bytes, workers=2)
 for seed in range(3):
@@ -213,7 +213,7 @@ def test_parts_have_the_bits_of_the_whole(workers, learning, dropout, late, eage
 def test_cuts_are_where_a_team_meets_and_before_the_first_change(workers):
     program = cv.compile(
         cv.build_graph(nn.Linear(16) >> nn.Tanh() >> nn.Linear(3), (6,), "mse", cv.SGD(0.1)),
-        batch_size=8, workers=workers, accumulate=False,
+        batch_size=8, workers=workers,
     )  # fmt: skip
     changes, rows, long = slices.changing(program), program.rows, np.full(len(program.rows), 1.0)
     sections = program.sections

@@ -143,7 +143,7 @@ def test_no_assignment_that_fits_is_below_the_bound(k, whole):
         if not (fits := [seconds for seconds, a, b in every if a <= budget[0] and b <= budget[1]]):
             continue
         limited = [cv.Processor(name, speed=speed, memory=m) for (name, speed), m in zip(SPEEDS, budget, strict=True)]
-        plan = cv.plan_devices(graph, limited, batch_size=BATCH, accumulate=False, solver_seconds=ENOUGH)
+        plan = cv.plan_devices(graph, limited, batch_size=BATCH, solver_seconds=ENOUGH)
         assert all(plan.heap_bytes[p.name] <= p.memory for p in limited)
         assert min(fits) * (1 - 1e-6) <= plan.seconds and plan.lower_bound <= min(fits) * (1 + 1e-6), budget
         if plan.proved or len(every) <= FEW:  # of so many it looks at all

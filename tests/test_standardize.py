@@ -211,7 +211,7 @@ def test_models_of_fleets_and_searches_learn_from_what_they_train_on():
     rng = np.random.default_rng(0)
     x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
     graph = cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(0.01))
-    program, fleet = cv.compile(graph, batch_size=8, accumulate=False), cv.Fleet("1 MiB")
+    program, fleet = cv.compile(graph, batch_size=8), cv.Fleet("1 MiB")
     for samples in (slice(None), slice(10, 40), np.arange(0, 60, 3)):
         handle = fleet.add(program, data=(x, t), samples=samples)
         fleet.fit(3, progress=False)
@@ -226,7 +226,7 @@ def test_a_model_that_has_learnt_from_data_learns_from_no_other():
     x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
     graph = cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(0.01))
     fleet = cv.Fleet("1 MiB", store=cv.MemoryStore())
-    model = fleet.heap.create(cv.compile(graph, batch_size=8, accumulate=False), name="kept").adapt(2 * x)
+    model = fleet.heap.create(cv.compile(graph, batch_size=8), name="kept").adapt(2 * x)
     before = model.buffers["standardize_1.mean"].copy()
     handle = fleet.add("kept", data=(x, t))
     np.testing.assert_array_equal(handle.model.buffers["standardize_1.mean"], before)

@@ -107,7 +107,7 @@ def test_no_file_of_a_model_is_hidden(files):
 
 def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
     """What is in a heap would be written again."""
-    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4)
     with cv.Fleet("1 MiB", store=files) as fleet:
         handle = fleet.add(program, data=(np.ones((4, 3)), np.ones((4, 2))), name="m")
         fleet.fit(2, progress=False)
@@ -124,7 +124,7 @@ def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
 def test_two_heaps_of_one_store_never_share_a_model(kind, tmp_path):
-    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4)
     store = MemoryStore() if kind == "memory" else FileStore(tmp_path)
     one, two = (cv.CalcHeap(program.heap_bytes, store=store) for _ in range(2))
     models = [heap.create(program, seed=10 * i + j) for i in range(3) for j, heap in enumerate((one, two))]
@@ -157,7 +157,7 @@ def test_a_store_stays_where_it_is_wherever_the_process_goes(tmp_path, monkeypat
 
 @pytest.mark.parametrize("end", ["flush", "close", "exit"])
 def test_what_cannot_be_written_keeps_nothing_else_from_it(end, tmp_path, monkeypatch):
-    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4)
     store, names = FileStore(tmp_path), [f"m{k}" for k in range(6)]
     heap = cv.CalcHeap("1 MiB", store=store)
     models = [heap.create(program, name=name) for name in names]
@@ -729,7 +729,9 @@ def test_a_model_of_a_reader_learns_in_memory_and_leaves_no_trace(tmp_path):
 @pytest.mark.parametrize("room", ["one", "all"])
 def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, used, room):
     """Image, settings and notes belong together, whatever a writer does meanwhile and whoever takes its place in the heap."""
-    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
+    program = cv.compile(
+        cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1, accumulate=True
+    )
     X, Y = np.ones((4, 2), "float32"), np.ones((4, 2), "float32")
 
     def told(model):
@@ -789,7 +791,7 @@ def test_a_model_of_a_reader_whose_name_was_given_to_another_program_stays_what_
 def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, how, checkpoint, written):
     x = np.random.default_rng(0).standard_normal((20, 2)).astype("f4")
     graph = cv.build_graph(cv.nn.Linear(2), (2,), "softmax_cross_entropy", cv.SGD(0.1))
-    program = cv.compile(graph, batch_size=5, accumulate=False)
+    program = cv.compile(graph, batch_size=5)
     store, versions_written = FileStore(tmp_path, durable=False), []
     fleet = cv.Fleet("64 KiB", store=store)
     handle = fleet.add(program, data=(x, np.zeros(20, "i8")), name="m")

@@ -93,7 +93,7 @@ programs = {}
 def model(workers=3):
     if workers not in programs:
         graph = cv.build_graph(nn.Linear(32) >> nn.Tanh() >> nn.Linear(3), (16,), "softmax_cross_entropy", cv.SGD(0.05))
-        programs[workers] = cv.compile(graph, batch_size=32, workers=workers, accumulate=False)
+        programs[workers] = cv.compile(graph, batch_size=32, workers=workers)
     program = programs[workers]
     return cv.CalcHeap(program.heap_bytes).create(program, seed=0)
 
@@ -123,7 +123,7 @@ def child(text: str, timeout: float = 120, **environment: str) -> str:
 def test_fleets_of_teams_of_different_sizes(whole):
     """The third worker looked at jobs of two, which were gone."""
     child(f"""
-program = cv.compile(cv.build_graph(nn.Linear(4), (4,), "mse", cv.SGD(0.1)), batch_size=8, accumulate=False)
+program = cv.compile(cv.build_graph(nn.Linear(4), (4,), "mse", cv.SGD(0.1)), batch_size=8)
 A, b = np.ones((8, 4), "f4"), np.zeros((8, 4), "f4")
 fleets = [cv.Fleet("1 MiB", workers=8), cv.Fleet("1 MiB", workers=8)]
 for fleet, n in zip(fleets, (8, 2)):
@@ -140,7 +140,7 @@ while time.time() < end:
 def test_a_fleet_whose_models_end_at_different_times_has_the_numbers_of_one_worker(whole):
     child(f"""
 net = nn.Linear(16) >> nn.Tanh() >> nn.Linear(3)
-program = cv.compile(cv.build_graph(net, (16,), "softmax_cross_entropy", cv.Adam(1e-2)), batch_size=8, accumulate=False)
+program = cv.compile(cv.build_graph(net, (16,), "softmax_cross_entropy", cv.Adam(1e-2)), batch_size=8)
 
 def run(workers):
     fleet = cv.Fleet("4 MiB", workers=workers)

@@ -44,7 +44,7 @@ def graph(optimizer=None, restarts=False):
 def programs():
     return SimpleNamespace(
         plain=cv.compile(graph(), batch_size=8, workers=1),
-        restarts=cv.compile(graph(restarts=True), batch_size=8, workers=1, accumulate=False),
+        restarts=cv.compile(graph(restarts=True), batch_size=8, workers=1),
     )
 
 

@@ -38,7 +38,7 @@ def limit_of(limits: Limits, tasks: Sequence[dict[str, Any]]) -> float:
     cv: Any = import_module("calcvm")
     total = [0.0, 0.0]
     for task in tasks:
-        cost = step_cost(cv.plan(graph_of(task["sizes"]), batch_size=task["batch"], workers=1, accumulate=False))
+        cost = step_cost(cv.plan(graph_of(task["sizes"]), batch_size=task["batch"], workers=1))
         total = [t + c * task["models"] for t, c in zip(total, cost)]
     return limits.seconds(*total) / sum(task["models"] for task in tasks)
 

@@ -29,7 +29,7 @@ class Many(many.Many):
         cv: Any = import_module("calcvm")
         self.sizes, self.models, self.batch, self.batches, self.first = sizes, models, batch, batches, first
         self.task = Task(sizes)
-        program = cv.compile(graph_of(sizes), batch_size=batch, workers=1, accumulate=False)
+        program = cv.compile(graph_of(sizes), batch_size=batch, workers=1)
         heap = cv.CalcHeap(program.heap_bytes)
         drawn = []
         for i in range(models):
@@ -66,9 +66,7 @@ class Ours:
     def __init__(self, tasks: list[Many], device: str):
         cv: Any = import_module("calcvm")
         how = {"workers": 1} if device == "cpu" else {"mode": "fleet"}
-        programs = [
-            cv.compile(graph_of(t.sizes), batch_size=t.batch, accumulate=False, device=device, **how) for t in tasks
-        ]
+        programs = [cv.compile(graph_of(t.sizes), batch_size=t.batch, device=device, **how) for t in tasks]
         self.models = sum(task.models for task in tasks)
         self.heap_bytes = sum((p.heap_bytes + 256) * t.models for p, t in zip(programs, tasks))
         self.fleet = cv.Fleet(self.heap_bytes, device=device)

@@ -62,7 +62,7 @@ def limit_of(limits: Limits, sizes: list[int], batch: int) -> tuple[float, str]:
     for width in sizes[2:]:
         net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
     graph = cv.build_graph(net, (sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
-    flops, nbytes = step_cost(cv.plan(graph, batch_size=batch, accumulate=False))
+    flops, nbytes = step_cost(cv.plan(graph, batch_size=batch))
     seconds = limits.seconds(flops, nbytes)
     least = limits.seconds(Task(sizes).step_flops(batch), Task(sizes).step_bytes(batch))
     text = (

@@ -35,7 +35,7 @@ class Ours:
             net = init if net is None else net >> cv.nn.Sigmoid() >> init
         graph = cv.build_graph(net, (task.sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
         how = {} if device == "cpu" else self.options
-        program = cv.compile(graph, batch_size=len(x), accumulate=False, device=device, **how)
+        program = cv.compile(graph, batch_size=len(x), device=device, **how)
         self.model = cv.CalcHeap(program.heap_bytes, device=device).create(program)
         self.x, self.y = x, y
         self.heap_bytes = program.heap_bytes

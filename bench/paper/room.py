@@ -109,7 +109,7 @@ def ours(sizes: list[int], budget: int, switched: bool) -> dict[str, int]:
     for width in sizes[2:]:
         net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
     graph = import_module("calcvm.model").build_graph(net, (sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))
-    program = cv.compile(graph, batch_size=BATCH, workers=1, accumulate=False)
+    program = cv.compile(graph, batch_size=BATCH, workers=1)
     x, y = Task(sizes).sample(BATCH)
     first = cv.CalcHeap(program.heap_bytes).create(program)
     first.step(x, y)

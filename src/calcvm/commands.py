@@ -272,7 +272,6 @@ def plan(
         batch_size=batch_size,
         memory=memory,
         dtype=dtype,
-        accumulate=False,
         solver_seconds=solver_seconds,
         progress=True,
         costs=costs,
@@ -495,7 +494,7 @@ def dis(
     if Path(what).exists():
         print(_program(Path(what)).disassemble())
     elif set(what) <= set("0123456789-"):
-        print(cv.compile(graph(what, activation), batch_size=batch_size, accumulate=False).disassemble())
+        print(cv.compile(graph(what, activation), batch_size=batch_size).disassemble())
     else:
         raise CalcError(f"{what}: no such file; name a program, a model, or sizes of layers such as 784-64-64-10")
 

@@ -53,7 +53,7 @@ def plan(
     dtype: str = "float32",
     device: str = "cpu",
     workers: int | None = None,
-    accumulate: bool = True,
+    accumulate: bool = False,
     keep: Iterable[str] = (),
     mode: str | None = None,
     precision: str = "float32",
@@ -81,8 +81,8 @@ def plan(
         Largest team; by default the machine's cores if a step is long enough to share, else 1.  On "cuda" the number of
         thread blocks; by default the fastest by the cost model.
     accumulate : bool
-        Whether several rounds may precede an optimize (gradients persist and add up).  Otherwise large
-        parameters are updated inside the backward, which saves their gradients' memory.
+        Whether several rounds may precede an optimize (gradients persist and add up).  By default a step is one round, and
+        large parameters are updated inside the backward, which saves their gradients' memory.
     keep : names of results, or of layers whose results, stay readable after a step.
     mode : "grid", "graph" or "fleet", optional
         How "cuda" runs the program: all rows in one kernel, one launch per row, or in one block, as one of many models.

@@ -18,7 +18,7 @@ def plan_of(sizes, batch):
     for n in sizes[2:]:
         net = net >> nn.Sigmoid() >> nn.Linear(n)
     graph = cv.build_graph(net, (sizes[0],), "softmax_cross_entropy", cv.Adam(1e-3))
-    return cv.plan(graph, batch_size=batch, device="cuda", mode="grid", workers=2, accumulate=False)
+    return cv.plan(graph, batch_size=batch, device="cuda", mode="grid", workers=2)
 
 
 def test_a_tiny_network_is_one_blocks():

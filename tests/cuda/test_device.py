@@ -155,7 +155,7 @@ def test_fleet(gpu, validation):
 
 
 def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
-    program = cv.compile(graph(), batch_size=5, device="cuda", accumulate=False, mode="fleet")
+    program = cv.compile(graph(), batch_size=5, device="cuda", mode="fleet")
     fleet = cv.Fleet("1 MiB", device="cuda")
     handle = fleet.add(program, data=(X, Y), seed=1)
     fleet.fit(epochs=2, progress=False)
@@ -165,7 +165,7 @@ def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
 
 
 def test_a_fleet_gives_the_best_epoch_back(gpu):
-    program = cv.compile(graph(cv.Adam(0.5)), batch_size=5, device="cuda", accumulate=False, mode="fleet")
+    program = cv.compile(graph(cv.Adam(0.5)), batch_size=5, device="cuda", mode="fleet")
     fleet, held = cv.Fleet("1 MiB", device="cuda"), (X[12:], Y[12:])
     handles = [fleet.add(program, data=(X[:12], Y[:12]), seed=s, validation=held, keep_best=True) for s in range(3)]
     fleet.fit(epochs=4, progress=False)
@@ -185,7 +185,7 @@ def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
         learn.minimize(cv.mean(cv.square(cv.tanh(x @ w) * s - 0.5)), cv.SGD(0.3))
     with g.path("predict") as predict:
         predict.output = (cv.tanh(x @ w) * s).rename("score")
-    how = dict(batch_size=5, device="cuda", accumulate=False, mode="fleet")
+    how = dict(batch_size=5, device="cuda", mode="fleet")
     programs = {cv.compile(graph(), **how): (X, Y), cv.compile(g, **how): (X,)}
     assert [p.row_bytes for p in programs] == [128, 192]
     fleet = cv.Fleet("1 MiB", device="cuda")
@@ -202,7 +202,7 @@ def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
 @pytest.mark.parametrize("store", ["memory", "file"])
 def test_switching(gpu, store, tmp_path):
     """Models that take turns in a heap with room for one train on with the bits of models that never left."""
-    program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2, accumulate=False)
+    program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2)
     keeper = cv.FileStore(tmp_path / "s") if store == "file" else None
     with cv.CalcHeap(program.heap_bytes, store=keeper, device="cuda") as heap:
         turns = [heap.create(program, seed=s) for s in (1, 2)]
@@ -219,7 +219,7 @@ def test_switching(gpu, store, tmp_path):
 
 def test_models_of_a_reader_take_turns(gpu, tmp_path):
     """Each in the version in which it was opened, and with what it has learnt since."""
-    program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2, accumulate=False)
+    program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2)
     with cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path), device="cuda") as heap:
         written = [heap.create(program, seed=s, name=str(s)) for s in (1, 2)]
         heap.flush()
@@ -248,7 +248,7 @@ def test_save_and_load(gpu, tmp_path):
 # ---------------------------------------------------------------- memory
 @pytest.mark.parametrize("way", WAYS)
 def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
-    plan = cv.plan(g := graph(), batch_size=17, device="cuda", accumulate=False, **WAYS[way])
+    plan = cv.plan(g := graph(), batch_size=17, device="cuda", **WAYS[way])
     program = cv.compile(g, plan=plan)
     before = gpu.allocated_bytes
     assert before == PROCESS_BYTES == gpu.library.device.n_bytes
@@ -310,7 +310,7 @@ def test_an_altered_row_is_refused(gpu):
 
     from calcvm.vm.program.verify import verify
 
-    program = cv.compile(graph(), batch_size=5, device="cuda", mode="grid", workers=2, accumulate=False)
+    program = cv.compile(graph(), batch_size=5, device="cuda", mode="grid", workers=2)
     verify(program)
     pc = next(i for i in range(len(program.rows)) if program.spec(i).name == "linear_fwd")
     for word, value in ((2 + 6, program.heap_elems - 1), (2 + 2, 10**6), (0, 9999)):

@@ -164,7 +164,7 @@ def entry_of(entry, cc, cache):
     os.environ["CALCVM_CACHE_DIR"] = cache
     net = nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(10)
     graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam(1e-3))
-    program = cv.compile(graph, batch_size=32, device="cuda", mode="grid", workers=2, accumulate=False)
+    program = cv.compile(graph, batch_size=32, device="cuda", mode="grid", workers=2)
     target = build.Target(cc, 64 if entry == "fleet" else 256, 1)
     names = [name for name, _ in program.instructions]
     compiled = []

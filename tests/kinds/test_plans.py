@@ -45,7 +45,7 @@ def test_random_graphs(whole: bool) -> None:
 def test_wide_layers(batch: int, workers: int) -> None:
     net = nn.Linear(512) >> nn.ReLU() >> nn.Linear(512) >> nn.ReLU() >> nn.Linear(10)
     graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam())
-    assert cv.compile(graph, batch_size=batch, workers=workers, accumulate=False).batch_size == batch
+    assert cv.compile(graph, batch_size=batch, workers=workers).batch_size == batch
 
 
 def test_scratch_is_as_large_as_the_batch_wants() -> None:

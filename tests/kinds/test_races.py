@@ -89,7 +89,7 @@ def test_generated_graphs(whole: bool) -> None:
 def trained() -> tuple[cv.Program, cv.CalcGraph]:
     net = nn.Linear(16) >> nn.Tanh() >> nn.Linear(7) >> nn.ReLU() >> nn.Linear(3)
     graph = cv.build_graph(net, (10,), "mse", cv.Adam(0.1, clip_norm=0.01))
-    return cv.compile(graph, batch_size=8, workers=3, accumulate=False), graph
+    return cv.compile(graph, batch_size=8, workers=3), graph
 
 
 def test_every_barrier_that_is_missing_is_seen(trained: tuple[cv.Program, cv.CalcGraph]) -> None:
@@ -113,7 +113,7 @@ def test_a_share_that_is_off_at_one_batch_is_seen(wrong_at: int) -> None:
     x, w = g.placeholder("x", (None, 6)), g.parameter("w", (6, 4))
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.exp(x @ w)), cv.SGD(0.1))
-    program = cv.compile(g, batch_size=9, workers=3, accumulate=False)
+    program = cv.compile(g, batch_size=9, workers=3)
     native = kernels(program)
     rows = {batch: program.rows_for(batch)[0, 2:7].tolist() for batch in range(1, 10)}
 

@@ -270,7 +270,7 @@ def calls(case: Wild) -> Counter[str]:
     """A graph that plans is trained by every call, to the same bits; whole data sets may be refused, in words."""
     done = Counter[str]()
     options: dict[str, Any] = {"batch_size": case.batch, "dtype": "float64"}
-    program = cv.compile(case.graph, workers=1, accumulate=False, **options)
+    program = cv.compile(case.graph, workers=1, **options)
     try:
         model, fitted = (cv.Model(case.graph, workers=1, **options) for _ in range(2))
     except cv.CalcError:

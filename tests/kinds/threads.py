@@ -41,7 +41,7 @@ def counter(heap=None, name=None):
     x, w = g.placeholder("x", (None, 1)), g.parameter("w", (1, 1), init=cv.init.Zeros())
     with g.path("learn", backward=True) as learn:
         learn.minimize(cv.mean(cv.matmul(x, w)), optimizer=cv.SGD(1.0))
-    program = cv.compile(g, batch_size=2, workers=1, accumulate=False)
+    program = cv.compile(g, batch_size=2, workers=1)
     return (heap or cv.CalcHeap(program.heap_bytes)).create(program, name=name)
 
 

@@ -80,7 +80,7 @@ def lower(
     dtype: str = "float32",
     workers: int = 1,
     gpu: bool = False,
-    accumulate: bool = True,
+    accumulate: bool = False,
     keep: Iterable[str] = (),
 ) -> tuple[Lowered, GraphFacts]:
     """The statements of a graph, and the facts for its program.

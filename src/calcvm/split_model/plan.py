@@ -58,7 +58,7 @@ class SplitPlan:
     parts: Parts = field(repr=False)
     whole: Lowered = field(repr=False)
     home: Mapping[int, int] = field(repr=False)
-    accumulate: bool = field(repr=False, default=True)
+    accumulate: bool = field(repr=False, default=False)
 
     @property
     def proved(self) -> bool:
@@ -142,7 +142,7 @@ def plan_devices(
     *,
     batch_size: int,
     dtype: str = "float32",
-    accumulate: bool = True,
+    accumulate: bool = False,
     copies: Mapping[tuple[str, str], Link] | None = None,
     joules: float | None = None,
     solver_seconds: float = 0.0,
