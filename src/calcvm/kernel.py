@@ -118,43 +118,6 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
 
 
-# ---------------------------------------------------------------- padded axes: helpers that kernels of all devices compile
-def padding_of(mode, o, d, p):  # type: ignore[no-untyped-def]
-    """The element of an axis of length ``d`` at place ``o`` of its padded form, or -1; ``p`` : elements before; mode : see `pad`."""
-    i = o - p
-    if 0 <= i < d:
-        return i
-    if mode == 0:
-        return -1
-    if mode == 1:
-        return -i if i < 0 else 2 * (d - 1) - i
-    if mode == 2:
-        return 0 if i < 0 else d - 1
-    return i % d
-
-
-def shown(mode, i, d, p, q):  # type: ignore[no-untyped-def]
-    """How often the padded form of an axis contains element i."""
-    if mode == 1:
-        return 1 + int(1 <= i <= p) + int(d - 1 - q <= i < d - 1)
-    if mode == 2:
-        return 1 + (p if i == 0 else 0) + (q if i == d - 1 else 0)
-    return 1 + (p + i) // d + (q + d - 1 - i) // d if mode == 3 else 1
-
-
-def showing(mode, i, d, p, k):  # type: ignore[no-untyped-def]
-    """The place of the k-th copy of an element in the padded form: first its own place, then those before it, then after it."""
-    if k == 0:
-        return p + i
-    if mode == 1:
-        return p - i if k == 1 and 1 <= i <= p else p + 2 * (d - 1) - i
-    if mode == 2:
-        before = p if i == 0 else 0
-        return k - 1 if k <= before else p + d + k - 1 - before
-    before = (p + i) // d
-    return p + i - k * d if k <= before else p + i + (k - before) * d
-
-
 # ---------------------------------------------------------------- a kernel's arguments
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, taken from a device's module ``types``."""

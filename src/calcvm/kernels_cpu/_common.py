@@ -188,6 +188,12 @@ def share(me, n):
 
 
 @njit(inline=True)
+def first(me):
+    """Whether this is the worker that writes scalars."""
+    return me.worker == 0
+
+
+@njit(inline=True)
 def trap(me, code):
     """Record that the row met something it cannot compute; the VM raises an error after the call."""
     h = me.heap
@@ -196,6 +202,10 @@ def trap(me, code):
 
 
 # ---------------------------------------------------------------- registry
+PACKAGES = (
+    __name__.rpartition(".")[0],
+    "calcvm.kernels_shared",
+)  # a shared text counts as this package's file of its name
 _OWN = count(1)  # numbers functions defined elsewhere: each definition is a new one
 
 
@@ -210,9 +220,7 @@ class Native:
         package, _, module = str(fn.__globals__.get("__name__")).rpartition(
             "."
         )  # in an archive the name of its file differs
-        if (
-            own or package != __name__.rpartition(".")[0]
-        ):  # from elsewhere: its sources are unknown, so it is not cached
+        if own or package not in PACKAGES:  # from elsewhere: its sources are unknown, so it is not cached
             self.sources, self.mark = (), f".{next(_OWN)}"
         else:
             self.sources, self.mark = _native.modules_of(module), ""

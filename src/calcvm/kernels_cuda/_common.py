@@ -120,7 +120,9 @@ class Kernel:
         """The modules of calcvm that it depends on: its own, or for a kernel from elsewhere all that it may use."""
         module = str(self.fn.__globals__.get("__name__"))
         if module.startswith("calcvm."):
-            return (module.removeprefix("calcvm."),)
+            return (
+                module.removeprefix("calcvm.").replace("kernels_shared.", "kernels_cuda."),
+            )  # of a shared text this package's file
         there = sys.modules[__name__.rpartition(".")[0]].__path__
         return tuple(sorted(f"kernels_cuda.{found.name}" for found in iter_modules(there)))
 
