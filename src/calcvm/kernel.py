@@ -85,6 +85,22 @@ def typed(words: Words, types: Sequence[str]) -> Words:
 class Kernels(dict[str, Any]):
     """Kernels by row.  A row's name may end with types; the kernel's instance for them is created on first use."""
 
+    def __init__(self, make: Callable[..., Any]):
+        self.make = make
+
+    def kernel(self, fn: Callable) -> Callable:
+        """Register the kernel of the row of the same name."""
+        return self.kernel_as(fn.__name__)(fn)
+
+    def kernel_as(self, name: str, *how: Any, **more: Any) -> Callable:
+        """Register a kernel by another name; its words may differ from its parameters, see a device's ``Kernel``."""
+
+        def register(fn: Callable) -> Callable:
+            self[name] = self.make(fn, name, *how, **more)
+            return fn
+
+        return register
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and super().__contains__(name.partition(".")[0])
 

@@ -202,10 +202,7 @@ def trap(me, code):
 
 
 # ---------------------------------------------------------------- registry
-PACKAGES = (
-    __name__.rpartition(".")[0],
-    "calcvm.kernels_shared",
-)  # a shared text counts as this package's file of its name
+PACKAGES = (__package__, "calcvm.kernels_shared")  # a shared text counts as the file of its name in this one
 _OWN = count(1)  # numbers functions defined elsewhere: each definition is a new one
 
 
@@ -292,24 +289,9 @@ def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | Non
     return (ROUTINES[name] if name in ROUTINES else KERNELS[name]).compile(dtype, device.partition(".")[0], target)
 
 
-KERNELS = Kernels()
+KERNELS = Kernels(Kernel)  # Kernel's ``own`` : it comes from a user's formula
+kernel, kernel_as = KERNELS.kernel, KERNELS.kernel_as
 ROUTINES: dict[str, Routine] = {}
-
-
-def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of the same name."""
-    KERNELS[fn.__name__] = Kernel(fn)
-    return fn
-
-
-def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
-    """Register a kernel by another name; its words may differ from its parameters.  ``own`` : it comes from a user's formula."""
-
-    def register(fn: Callable) -> Callable:
-        KERNELS[name] = Kernel(fn, name, words, own)
-        return fn
-
-    return register
 
 
 def routine(signature: str) -> Any:

@@ -181,20 +181,5 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
             yield from _code(other, seen)
 
 
-KERNELS = Kernels()
-
-
-def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of the same name."""
-    KERNELS[fn.__name__] = Kernel(fn)
-    return fn
-
-
-def kernel_as(name: str, words: Words | None = None) -> Any:
-    """Register a kernel by another name; its words may differ from its parameters."""
-
-    def register(fn: Callable) -> Callable:
-        KERNELS[name] = Kernel(fn, name, words)
-        return fn
-
-    return register
+KERNELS = Kernels(Kernel)
+kernel, kernel_as = KERNELS.kernel, KERNELS.kernel_as

@@ -12,7 +12,7 @@ from calcvm.kernels_cuda._reduce import divide
 from calcvm.kernels_shared.random import ALL, hashing
 from calcvm.kernels_shared.resizing import padding_of
 
-_mix, _key, _bits = hashing(device, np.uint64, device(lambda z, n: z >> np.uint64(n)))
+mix, _key, _bits = hashing(device, np.uint64, device(lambda z, n: z >> np.uint64(n)))
 
 
 @device

@@ -21,6 +21,7 @@ import numpy as np
 from numba import types
 
 from calcvm.vm.run import job as J
+from calcvm.vm.run import rounds
 from calcvm.vm.run.atomics import (
     atomic_add,
     atomic_load,
@@ -38,7 +39,10 @@ from calcvm.vm.run.atomics import (
 from calcvm.vm.run.pace import note, pace_of, team_of
 from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, inlined, permute, scratch  # noqa: F401 (entries)
 
-U = np.uint64
+round_of, rows_of, epoch_key, status_of = map(
+    inlined, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
+)
+begin, average = rounds.passes(inlined, f64_at)
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _getcpuclockid = types.ExternalFunction("pthread_getcpuclockid", types.int32(types.int64, types.int64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -238,7 +242,6 @@ def run_rounds(job, worker):
     words = i64_at(job)
     control = words[J.BARRIER]
     n, batch, learning, nw = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING], words[J.TEAM]
-    per_learning = (learning + batch - 1) // batch
     spans, end_spans = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
     ahead = far(job)
     first_span, last_span = 0, words[J.N_SPANS]
@@ -247,30 +250,25 @@ def run_rounds(job, worker):
         if words[J.PART] < words[J.PARTS]:
             last_span = words[J.PART]
     for k in range(words[J.FIRST], words[J.FIRST] + words[J.COUNT]):
-        start = k // per_learning * learning
-        stop = start + learning if start + learning < n else n
-        base = start + k % per_learning * batch
-        m = batch if base + batch < stop else stop - base
-        rows = words[J.ROWS_FULL]
-        if m != batch:
-            rows = words[J.ROWS_SHORT] if stop - start == learning else words[J.ROWS_LAST]
+        base, m, of_learning, is_last = round_of(n, batch, learning, k)
+        rows = rows_of(words, m, of_learning)
         if words[J.PART] <= 1:
             fetch(job, base, m, worker)
             if ahead:
                 fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
             if worker == 0 and words[J.SEED_OFF] >= 0:
-                weigh(job, m / (stop - start))
+                weigh(job, m / of_learning)
             if nw > 1:
                 nw = barrier(control, job, nw, worker, 0)
         nw = run_spans(job, rows, spans, first_span, last_span, worker, nw)
         if 0 < words[J.PART] < words[J.PARTS]:
             continue
-        if base + m == stop:
+        if is_last:
             nw = run_spans(job, rows, end_spans, 0, words[J.N_END_SPANS], worker, nw)
         if 1 < nw > worker:
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
-            deliver(job, base, m, stop - start)
+            deliver(job, base, m, of_learning)
             words[J.REACHED], words[J.UNITS] = k + 1, k + 1 - words[J.FIRST]
         if (
             1 < nw > worker and words[J.N_DRAINS]
@@ -282,20 +280,12 @@ def run_rounds(job, worker):
 
 # ---------------------------------------------------------------- tasks
 @helper
-def begin(job):
-    """Start a pass over the samples."""
-    words = i64_at(job)
-    for k in range(words[J.N_RESULTS]):
-        f64_at(words[J.SUMS])[k] = 0.0
-
-
-@helper
 def advance(job, most):
     """Run up to ``most`` rounds of a pass with one worker, or the next part of a long round; returns the used share of ``most``."""
     words = i64_at(job)
     left = words[J.ROUNDS] - words[J.FIRST]
     if words[J.FIRST] == 0 and words[J.PART] == 0:
-        begin(job)
+        begin(words)
     words[J.TEAM], words[J.COUNT] = 1, most if most < left else left
     if words[J.PARTS] > 1:
         words[J.COUNT] = 1
@@ -339,19 +329,12 @@ def compute(job):
 def conclude(job):
     """Append the means of a whole pass to MEANS; returns the first."""
     words = i64_at(job)
-    sums, means = f64_at(words[J.SUMS]), f64_at(words[J.MEANS])
-    for k in range(words[J.N_RESULTS]):
-        means[k] = sums[k] / words[J.N_SAMPLES]
+    average(words)
+    means = f64_at(words[J.MEANS])
     if words[J.FUNCTIONS]:
         compute(job)
     words[J.MEANS] += 8 * words[J.N_RESULTS]
     return means[0]
-
-
-@helper
-def epoch_key(seed, epoch):
-    """As `calcvm.vm.memory.epoch.shuffling_key`."""
-    return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
 @helper
@@ -382,12 +365,7 @@ def end_epoch(task):
                 keep(task)
         else:
             words[J.SINCE] += 1
-    if not np.isfinite(loss):
-        words[J.STATUS] = J.NOT_FINITE
-    elif words[J.JUDGE] and words[J.SINCE] > 0 and 0 <= words[J.PATIENCE] <= words[J.SINCE]:
-        words[J.STATUS] = J.STOPPED
-    if trapped(task):
-        words[J.STATUS] = J.TRAPPED
+    words[J.STATUS] = J.TRAPPED if trapped(task) else status_of(words, loss)
 
 
 def run_task(task, budget):

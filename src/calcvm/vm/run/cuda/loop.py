@@ -42,20 +42,26 @@ from calcvm.kernels_cuda._cuda import (
     u8_at,
     warp_size,
 )
+from calcvm.kernels_cuda.random import mix
+from calcvm.kernels_shared.random import GOLDEN
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
 from calcvm.vm.program.encoding import FLAG_PHASES
 from calcvm.vm.run import job as J
+from calcvm.vm.run import rounds
 
 BYTES, FOURS, EIGHTS = J.FEED_CELLS.values()  # DTYPE of feeds and drains that are copied unchanged
 
 U = np.uint64
-GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
 
 # Words of a grid's control block, each on a separate cache line; all but PATIENCE_NS are 0 when a launch begins.
 ARRIVED, STAGED_ROUNDS, TAKEN_ROUNDS, GAVE_UP, PATIENCE_NS = range(0, 40, 8)
 CONTROL_BYTES = 8 * 48
 LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words in the block's shared memory, after two rows
 sum_of = device(formula.sum_of)
+round_at, rows_of, epoch_key, status_of = map(
+    device, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
+)
+begin, average = rounds.passes(device, f64_at)
 
 
 # ---------------------------------------------------------------- waiting
@@ -93,14 +99,6 @@ def meet(control, nw):
 
 
 # ---------------------------------------------------------------- samples
-@device
-def mix(x):
-    """SplitMix64's finalizer."""
-    x = (x ^ (x >> U(30))) * MIX_1
-    x = (x ^ (x >> U(27))) * MIX_2
-    return x ^ (x >> U(31))
-
-
 @device
 def permuted(i, n, key):
     """Position of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` computes from ``key``."""
@@ -256,22 +254,7 @@ def deliver(words, h, base, m, of_learning, w, nw):
 # ---------------------------------------------------------------- rounds and epochs
 @device
 def round_of(words, k):
-    """Round ``k`` of a pass: its first sample, its size, the size of its learning batch, whether it ends that."""
-    n, batch, learning = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING]
-    per_learning = (learning + batch - 1) // batch
-    start = k // per_learning * learning
-    stop = min(start + learning, n)
-    base = start + k % per_learning * batch
-    m = min(batch, stop - base)
-    return base, m, stop - start, base + m == stop
-
-
-@device
-def rows_of(words, m, of_learning):
-    """Address of the rows patched for a round of ``m`` samples."""
-    if m == words[J.BATCH]:
-        return words[J.ROWS_FULL]
-    return words[J.ROWS_SHORT] if of_learning == words[J.LEARNING] else words[J.ROWS_LAST]
+    return round_at(words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING], k)
 
 
 @device
@@ -282,36 +265,11 @@ def weigh(words, h, part):
 
 
 @device
-def begin(words):
-    """Start a pass over the samples."""
-    k = 0
-    while k < words[J.N_RESULTS]:
-        f64_at(words[J.SUMS])[k] = 0.0
-        k += 1
-
-
-@device
-def average(words):
-    """Write the means of a whole pass to MEANS."""
-    sums, means = f64_at(words[J.SUMS]), f64_at(words[J.MEANS])
-    k = 0
-    while k < words[J.N_RESULTS]:
-        means[k] = sums[k] / words[J.N_SAMPLES]
-        k += 1
-
-
-@device
 def conclude(words):
     """The first mean of a whole pass; advances MEANS for the next pass."""
     loss = f64_at(words[J.MEANS])[0]
     words[J.MEANS] += 8 * words[J.N_RESULTS]
     return loss
-
-
-@device
-def epoch_key(seed, epoch):
-    """As `calcvm.vm.memory.epoch.shuffling_key`."""
-    return np.int64((U(seed) * GOLDEN + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
 @device
@@ -328,10 +286,7 @@ def end_epoch(words, h):
             words[J.SINCE] = 0
         else:
             words[J.SINCE] += 1
-    if not loss - loss == 0.0:
-        words[J.STATUS] = J.NOT_FINITE
-    elif words[J.JUDGE] and words[J.SINCE] > 0 and 0 <= words[J.PATIENCE] <= words[J.SINCE]:
-        words[J.STATUS] = J.STOPPED
+    words[J.STATUS] = status_of(words, loss)
 
 
 @device
