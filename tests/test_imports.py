@@ -52,6 +52,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "helper_process": ({"system"}, set()),
     "formulas": ({"frozen"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
+    "kernels_shared": ({"formulas", "kernel"}, {"numpy"}),
     "ops": ({"equations", "errors", "formulas", "lazy", "frozen"}, set()),
     "init": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
     "optim": ({"errors", "checks", "hints", "ops", "frozen"}, {"numpy"}),
@@ -74,11 +75,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "equations": ({"errors", "formulas", "lazy", "frozen"}, {"numpy"}),
     # kernels import equations: those of a declared operator follow from the equation of which `ops` makes its row
     "kernels_cpu": (
-        {"equations", "errors", "formulas", "helper_process", "kernel", "system", "without_signals"},
+        {"equations", "errors", "formulas", "helper_process", "kernel", "kernels_shared", "system", "without_signals"},
         {"numba", "numpy", "llvmlite"},
     ),
     "kernels_cuda": (
-        {"equations", "errors", "formulas", "kernel", "lazy", "without_signals"},
+        {"equations", "errors", "formulas", "kernel", "kernels_shared", "lazy", "without_signals"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "testing": ({"errors", "without_signals"}, {"numpy", "greenlet"}),
@@ -96,6 +97,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "init",
             "kernels_cpu",
             "kernels_cuda",
+            "kernels_shared",
             "system",
             "teams",
             "testing",

@@ -85,6 +85,22 @@ def typed(words: Words, types: Sequence[str]) -> Words:
 class Kernels(dict[str, Any]):
     """Kernels by row.  A row's name may end with types; the kernel's instance for them is created on first use."""
 
+    def __init__(self, make: Callable[..., Any]):
+        self.make = make
+
+    def kernel(self, fn: Callable) -> Callable:
+        """Register the kernel of the row of the same name."""
+        return self.kernel_as(fn.__name__)(fn)
+
+    def kernel_as(self, name: str, *how: Any, **more: Any) -> Callable:
+        """Register a kernel by another name; its words may differ from its parameters, see a device's ``Kernel``."""
+
+        def register(fn: Callable) -> Callable:
+            self[name] = self.make(fn, name, *how, **more)
+            return fn
+
+        return register
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and super().__contains__(name.partition(".")[0])
 
@@ -116,43 +132,6 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     params = [(name, "float" if name in f.reals else "int") for name in f.words]
     operands = [(n, f"ptr.{f.types[n]}" if n in f.types else "ptr") for n in (*before, *f.operands)]
     return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
-
-
-# ---------------------------------------------------------------- padded axes: helpers that kernels of all devices compile
-def padding_of(mode, o, d, p):  # type: ignore[no-untyped-def]
-    """The element of an axis of length ``d`` at place ``o`` of its padded form, or -1; ``p`` : elements before; mode : see `pad`."""
-    i = o - p
-    if 0 <= i < d:
-        return i
-    if mode == 0:
-        return -1
-    if mode == 1:
-        return -i if i < 0 else 2 * (d - 1) - i
-    if mode == 2:
-        return 0 if i < 0 else d - 1
-    return i % d
-
-
-def shown(mode, i, d, p, q):  # type: ignore[no-untyped-def]
-    """How often the padded form of an axis contains element i."""
-    if mode == 1:
-        return 1 + int(1 <= i <= p) + int(d - 1 - q <= i < d - 1)
-    if mode == 2:
-        return 1 + (p if i == 0 else 0) + (q if i == d - 1 else 0)
-    return 1 + (p + i) // d + (q + d - 1 - i) // d if mode == 3 else 1
-
-
-def showing(mode, i, d, p, k):  # type: ignore[no-untyped-def]
-    """The place of the k-th copy of an element in the padded form: first its own place, then those before it, then after it."""
-    if k == 0:
-        return p + i
-    if mode == 1:
-        return p - i if k == 1 and 1 <= i <= p else p + 2 * (d - 1) - i
-    if mode == 2:
-        before = p if i == 0 else 0
-        return k - 1 if k <= before else p + d + k - 1 - before
-    before = (p + i) // d
-    return p + i - k * d if k <= before else p + i + (k - before) * d
 
 
 # ---------------------------------------------------------------- a kernel's arguments

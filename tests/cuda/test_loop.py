@@ -8,6 +8,7 @@ import pytest
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks, i64_at, sync, thread
 from calcvm.testing.cuda_threads import launch
 from calcvm.vm.memory.epoch import shuffling_key
+from calcvm.vm.run import job as J
 from calcvm.vm.run.cuda import loop
 from calcvm.vm.run.entry import entry
 
@@ -91,10 +92,10 @@ def test_fetch(threads, elems, scattered):
     rng = np.random.default_rng(elems)
     source = rng.integers(0, 200, (23, elems)).astype(np.uint8)
     index = rng.permutation(23).astype(np.int64)
-    job, feed = words(loop.STAGED + 1), words(4)
-    job[[loop.FEEDS, loop.N_FEEDS, loop.N_SAMPLES]] = feed.ctypes.data, 1, 23
-    job[loop.INDEX] = index.ctypes.data if scattered else 0
-    feed[[loop.ADDRESS, loop.DTYPE, loop.ELEMS, loop.OFFSET]] = source.ctypes.data, 2, elems, 5
+    job, feed = words(J.STAGED + 1), words(4)
+    job[[J.FEEDS, J.N_FEEDS, J.N_SAMPLES]] = feed.ctypes.data, 1, 23
+    job[J.INDEX] = index.ctypes.data if scattered else 0
+    feed[[J.ADDRESS, J.DTYPE, J.ELEMS, J.OFFSET]] = source.ctypes.data, 2, elems, 5
     heap = np.full(5 + 8 * elems + 3, -1, np.float32)
 
     def work(job, heap):

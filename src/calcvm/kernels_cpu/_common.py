@@ -188,6 +188,12 @@ def share(me, n):
 
 
 @njit(inline=True)
+def first(me):
+    """Whether this is the worker that writes scalars."""
+    return me.worker == 0
+
+
+@njit(inline=True)
 def trap(me, code):
     """Record that the row met something it cannot compute; the VM raises an error after the call."""
     h = me.heap
@@ -196,6 +202,7 @@ def trap(me, code):
 
 
 # ---------------------------------------------------------------- registry
+PACKAGES = (__package__, "calcvm.kernels_shared")  # a shared text counts as the file of its name in this one
 _OWN = count(1)  # numbers functions defined elsewhere: each definition is a new one
 
 
@@ -210,9 +217,7 @@ class Native:
         package, _, module = str(fn.__globals__.get("__name__")).rpartition(
             "."
         )  # in an archive the name of its file differs
-        if (
-            own or package != __name__.rpartition(".")[0]
-        ):  # from elsewhere: its sources are unknown, so it is not cached
+        if own or package not in PACKAGES:  # from elsewhere: its sources are unknown, so it is not cached
             self.sources, self.mark = (), f".{next(_OWN)}"
         else:
             self.sources, self.mark = _native.modules_of(module), ""
@@ -284,24 +289,9 @@ def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | Non
     return (ROUTINES[name] if name in ROUTINES else KERNELS[name]).compile(dtype, device.partition(".")[0], target)
 
 
-KERNELS = Kernels()
+KERNELS = Kernels(Kernel)  # Kernel's ``own`` : it comes from a user's formula
+kernel, kernel_as = KERNELS.kernel, KERNELS.kernel_as
 ROUTINES: dict[str, Routine] = {}
-
-
-def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of the same name."""
-    KERNELS[fn.__name__] = Kernel(fn)
-    return fn
-
-
-def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
-    """Register a kernel by another name; its words may differ from its parameters.  ``own`` : it comes from a user's formula."""
-
-    def register(fn: Callable) -> Callable:
-        KERNELS[name] = Kernel(fn, name, words, own)
-        return fn
-
-    return register
 
 
 def routine(signature: str) -> Any:

@@ -1,15 +1,9 @@
-"""Kernels of values copied from device to device between two rows: they do nothing."""
+"""Kernels of values copied from device to device between two rows."""
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import Ptr, kernel
+from calcvm.kernels_cpu._common import kernel
+from calcvm.kernels_shared.exchange import receive, send
 
-
-@kernel
-def send(me, n, x: Ptr.cells):
-    """x (n) is copied to another device after this row."""
-
-
-@kernel
-def receive(me, n, y: Ptr.cells):
-    """y (n) has been copied from another device before this row."""
+kernel(send)
+kernel(receive)

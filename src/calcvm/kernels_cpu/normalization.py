@@ -15,6 +15,7 @@ from calcvm.kernels_cpu._epilogues import after, block_of, finish, normalised
 from calcvm.kernels_cpu._formulas import fma
 from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, exp, fill, log, reduction, rsum, sums
 from calcvm.kernels_cpu._simd import stack
+from calcvm.kernels_shared.normalization import chunking, register_channels, register_groups, register_vectors
 
 _column_sums = column_reduction(add, 0.0)
 _towards = elementwise(lambda r, m, a: r + a * (m - r), "vv", "f")
@@ -47,7 +48,8 @@ def _center(me, rows, cols, x, m, y):
 
 
 # ---------------------------------------------------------------- of channels, over all samples and places
-CHUNKS, BLOCK = 64, 128  # as in ops.normalization
+CHUNKS = 64  # as in ops.normalization
+chunk_of, chunks_of, most_chunks = chunking(njit(inline=True), CHUNKS, 128)
 
 
 def rsqrt(var, eps):
@@ -93,17 +95,6 @@ slope_of_groups = rows_of(
 )
 _times = elementwise(lambda x, y: x * y, "vv")
 _by = elementwise(lambda g, inv, a: g * inv * a, "vv", "f")
-
-
-@njit(inline=True)
-def chunk_of(rows):
-    """Rows per partial result."""
-    return max((rows + CHUNKS * BLOCK - 1) // (CHUNKS * BLOCK), 1) * BLOCK
-
-
-@njit(inline=True)
-def chunks_of(rows):
-    return (rows + chunk_of(rows) - 1) // chunk_of(rows)
 
 
 @njit(inline=True)
@@ -176,23 +167,13 @@ def _in_blocks_of_rows(lo, hi, N, x, y, mean, inv, scale, scaled, shift, shifted
         finish(m, N, N, y, i * N, todo)
 
 
-@kernel
-def batch_norm_sums(
-    me, phases, rows, inner, N, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dscale: Ptr, dshift: Ptr, t_p: Ptr, t_q: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and the coefficients of dx.  dy, x (R, N), others (N).
-
-    Chunks of rows are shared.  The second phase adds their partial sums; it shares channels.
-    """
-    R = rows * inner
+@njit(inline=True)
+def _joined_products(me, R, N, scale, inv, dscale, dshift, p, q, ws):
+    """Add the partial sums; turn them into the coefficients of dx."""
     chunks = chunks_of(R)
-    if me.phase == 0:
-        _partial_products(me, R, N, dy, x, mean, ws)
-        return
     lo, hi = share(me, N)
     n = hi - lo
-    inv, p, q, one = at(inv, lo), at(t_p, lo), at(t_q, lo), like(x, 1)
+    inv, p, q, one = at(inv, lo), at(p, lo), at(q, lo), like(ws, 1)
     _column_sums(n, chunks, 2 * N, at(ws, lo), p, one)
     _column_sums(n, chunks, 2 * N, at(ws, N + lo), q, one)
     _times(n, p, inv, p)
@@ -202,7 +183,7 @@ def batch_norm_sums(
         copy(n, q, at(dshift, lo))
     if given(me, scale):
         _times(n, q, at(scale, lo), q)
-    less = like(x, -1) / like(x, max(R, 1))
+    less = like(ws, -1) / like(ws, max(R, 1))
     _by(n, p, inv, p, less)
     _by(n, q, inv, q, less)
 
@@ -244,26 +225,20 @@ def batch_norm_inference_fwd(
     _in_blocks_of_rows(lo * inner, hi * inner, N, x, y, running_mean, t_factor, x, 0, shift, there(me, shift), todo)
 
 
-@kernel
-def batch_norm_inference_sums(
-    me, phases, rows, inner, N, eps: Float, wn, dy: Ptr, x: Ptr, running_mean: Ptr, running_var: Ptr,
-    dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)/sqrt(var + eps), dshift = sum dy.  dy, x (rows*inner, N), others (N).
-
-    Chunks of rows are shared.  The second phase adds their partial sums; it shares channels.
-    """
-    if me.phase == 0:
-        _partial_products(me, rows * inner, N, dy, x, running_mean, ws)
-        return
-    chunks = chunks_of(rows * inner)
+@njit(inline=True)
+def _joined_inference(me, R, N, eps, running_var, dscale, dshift, ws):
+    """Add the partial sums."""
+    chunks = chunks_of(R)
     lo, hi = share(me, N)
     if given(me, dscale):
         d = at(dscale, lo)
-        _column_sums(hi - lo, chunks, 2 * N, at(ws, lo), d, like(x, 1))
-        _times_rsqrt(hi - lo, d, at(running_var, lo), d, like(x, eps))
+        _column_sums(hi - lo, chunks, 2 * N, at(ws, lo), d, like(ws, 1))
+        _times_rsqrt(hi - lo, d, at(running_var, lo), d, like(ws, eps))
     if given(me, dshift):
-        _column_sums(hi - lo, chunks, 2 * N, at(ws, N + lo), at(dshift, lo), like(x, 1))
+        _column_sums(hi - lo, chunks, 2 * N, at(ws, N + lo), at(dshift, lo), like(ws, 1))
+
+
+register_channels(kernel, _partial_products, _joined_products, _joined_inference)
 
 
 @kernel
@@ -366,22 +341,10 @@ def _coefficients(groups, D, inv, scale, scaled, less, p, q):
         fill(D, qg, rsum(D, qg) * a * less)
 
 
-@kernel
-def group_norm_bwd(
-    me, phases, rows, inner, groups, D, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of groups.
-
-    dy, x, dx (rows, inner, groups*D), scale (groups*D), mean, inv (rows, groups).  dx may be dy or x.  Chunks of rows are shared,
-    and channels in the second phase; without dscale and dshift, rows are.
-    """
+@njit
+def _slopes_of_groups(me, chunk, chunks, rows, inner, groups, D, affine, dy, x, scale, mean, inv, dx, ws):
+    """dx of chunks of samples, and their part of dscale and dshift if ``affine``."""
     N = groups * D
-    chunk = max((rows + CHUNKS - 1) // CHUNKS, 1) if affine else 1
-    chunks = (rows + chunk - 1) // chunk
-    if me.phase == 1:
-        _add_up(me, N, chunks, 6 * N, dscale, dshift, ws, True)
-        return
     less = like(x, -1) / like(x, inner * D)
     lo, hi = share(me, chunks)
     for c in range(lo, hi):
@@ -419,8 +382,10 @@ def _add_up(me, N, chunks, apart, dscale, dshift, ws, shifted):
         _column_sums(hi - lo, chunks, apart, at(ws, N + lo), at(dshift, lo), like(ws, 1))
 
 
+register_groups(kernel, CHUNKS, _add_up, _slopes_of_groups)
+
+
 # ---------------------------------------------------------------- of vectors
-PARTIAL = 1 << 18  # as in ops.normalization
 _less_sum = reduction(add, 0.0, lambda x, k: x - k, "v", 1)
 _squares = reduction(add, 0.0, lambda x, m: (x - m) * (x - m), "v", 1)
 _both = sums(lambda dy, x, m, a: (dy * ((x - m) * a), dy), "vv", 2, 2)
@@ -439,13 +404,13 @@ _room = stack(4 * TOGETHER)
 
 
 @njit(inline=True)
-def _write(me, N, x, scale, shift, y, m, a):
-    """y = (x - m)*a*scale + shift of a vector."""
-    if given(me, scale) and given(me, shift):
+def _write(me, N, x, scale, shift, y, m, a, centered):
+    """y = (x - m)*a*scale + shift of a vector; without shift if not ``centered``."""
+    if centered and given(me, scale) and given(me, shift):
         _scaled_shifted(N, x, scale, shift, y, m, a)
     elif given(me, scale):
         _scaled(N, x, scale, y, m, a)
-    elif given(me, shift):
+    elif centered and given(me, shift):
         _shifted(N, x, shift, y, m, a)
     else:
         _plain(N, x, y, m, a)
@@ -462,36 +427,18 @@ def _of_vector(N, x, centered, eps):
     return like(x, mean), like(x, inv)
 
 
-@kernel
-def layer_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr):
-    """y = (x - mean)*inv*scale + shift.  x, y (rows*inner, N), scale, shift (N), mean, inv (rows*inner).
-
-    y may be x.  Rows are shared.
-    """
+@njit(inline=True)
+def _vectors_fwd(me, rows, inner, N, eps, x, scale, shift, y, mean, inv, centered):
+    """y of all vectors; rows are shared."""
     lo, hi = share(me, rows)
     for i in range(lo * inner, hi * inner if N > 0 else 0):
         xi = at(x, i * N)
-        m, a = _of_vector(N, xi, True, eps)
-        if given(me, mean):
+        m, a = _of_vector(N, xi, centered, eps)
+        if centered and given(me, mean):
             mean[i] = m
         if given(me, inv):
             inv[i] = a
-        _write(me, N, xi, scale, shift, at(y, i * N), m, a)
-
-
-@kernel
-def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv: Ptr):
-    """y = x*inv*scale.  x, y (rows*inner, N), scale (N), inv (rows*inner).  Rows are shared.  y may be x."""
-    lo, hi = share(me, rows)
-    for i in range(lo * inner, hi * inner if N > 0 else 0):
-        xi = at(x, i * N)
-        m, a = _of_vector(N, xi, False, eps)
-        if given(me, inv):
-            inv[i] = a
-        if given(me, scale):
-            _scaled(N, xi, scale, at(y, i * N), m, a)
-        else:
-            _plain(N, xi, at(y, i * N), m, a)
+        _write(me, N, xi, scale, shift, at(y, i * N), m, a, centered)
 
 
 @njit(inline=True)
@@ -510,23 +457,8 @@ def _numbers(me, vectors, N, dy, x, scale, mean, inv, of, centered):
 
 
 @njit(inline=True)
-def most_chunks(N):
-    """The most chunks for vectors of N: more than four only if their partial sums fit PARTIAL."""
-    n = CHUNKS
-    while n > 4 and n * N > PARTIAL:
-        n //= 2
-    return n
-
-
-@njit(inline=True)
-def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, centered):
-    """Chunks of all R vectors are shared, and the columns of their sums in the second phase; rows if ``affine`` is 0."""
-    most = most_chunks(N)
-    chunk = max((R + most - 1) // most, 1) if affine else inner
-    chunks = (R + chunk - 1) // chunk if affine else rows
-    if me.phase == 1:
-        _add_up(me, N, chunks, 2 * N, dscale, dshift, ws, centered)
-        return
+def _vectors_bwd(me, chunk, chunks, R, N, affine, dy, x, scale, mean, inv, dx, ws, centered):
+    """dx of chunks of the R vectors, and their part of dscale and dshift if ``affine``."""
     lo, hi = share(me, chunks)
     of, scaled = _room(x), there(me, scale)
     together = TOGETHER if N >= 512 else 4
@@ -547,27 +479,7 @@ def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dsc
                 _slopes(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total, R * N)
 
 
-@kernel
-def layer_norm_bwd(
-    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of vectors.
-
-    dy, x, dx (rows*inner, N), scale (N), mean, inv (rows*inner).  dx may be dy or x.
-    """
-    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, True)
-
-
-@kernel
-def rms_norm_bwd(
-    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, inv: Ptr, dx: Ptr, dscale: Ptr, ws: Ptr
-):
-    """dscale = sum dy*x*inv, dx = inv*(dy*scale - x*inv*b), b means of vectors.
-
-    dy, x, dx (rows*inner, N), scale (N), inv (rows*inner).  dx may be dy or x.
-    """
-    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, inv, inv, dx, dscale, dscale, ws, False)
+register_vectors(kernel, njit(inline=True), most_chunks, _vectors_fwd, _add_up, _vectors_bwd)
 
 
 # ---------------------------------------------------------------- by neighbouring channels

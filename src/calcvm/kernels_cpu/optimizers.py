@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from calcvm.formulas import steps
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE, WEIGHT_DECAY
@@ -23,6 +22,7 @@ from calcvm.kernels_cpu._common import (
     Ptr,
     at,
     fabs,
+    first,
     intrinsic_of,
     kernel,
     kernel_as,
@@ -36,6 +36,7 @@ from calcvm.kernels_cpu._common import (
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, each, rsumsq
 from calcvm.kernels_cpu._target import current
+from calcvm.kernels_shared.optimizers import register
 
 
 @njit(inline=True)
@@ -106,38 +107,7 @@ for _op in [*UPDATES.values()]:
     add_update(_op)
 
 
-# ---------------------------------------------------------------- the step
-_tick, _rate_table, _rate_scale, _decay_scale = map(
-    njit(inline=True), (steps.tick, steps.rate_table, steps.rate_scale, steps.decay_scale)
-)
-
-
-@kernel
-def tick(me, schedule, hyper: Ptr.float64):
-    """t += 1, and the values that depend only on it.  Only worker 0."""
-    if me.worker == 0:
-        _tick(hyper, schedule)
-
-
-@kernel
-def rate_table(me, n, every, table: Ptr, hyper: Ptr.float64):
-    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Only worker 0."""
-    if me.worker == 0:
-        _rate_table(hyper, n, every, table)
-
-
-@kernel
-def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
-    """scaled = hyper, its lr_t and step_size_t times factor.  Only worker 0."""
-    if me.worker == 0:
-        _rate_scale(hyper, scaled, factor)
-
-
-@kernel
-def decay_scale(me, factor: Float, scaled: Ptr.float64):
-    """scaled's weight_decay *= factor.  Only worker 0."""
-    if me.worker == 0:
-        _decay_scale(scaled, factor)
+register(kernel, njit(inline=True), first)
 
 
 # ---------------------------------------------------------------- clipping
@@ -187,7 +157,7 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
 @kernel
 def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)); only worker 0.  NaN stays."""
-    if me.worker != 0:
+    if not first(me):
         return
     scale = hyper[CLIP_NORM] / (norm(s, n) + 1e-6)
     hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale

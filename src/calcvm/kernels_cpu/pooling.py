@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.formulas import windows
-from calcvm.formulas.windows import WindowAxis
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, share
+from calcvm.kernels_cpu._common import at, given, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._math import fill
 from calcvm.kernels_cpu._windows import (
     TABLE,
@@ -27,9 +25,9 @@ from calcvm.kernels_cpu._windows import (
     table,
 )
 from calcvm.kernels_cpu.elementwise import odd_power, power_of, power_y, powers
+from calcvm.kernels_shared import pooling as shared
 
-taps, covering, counted, adaptive = map(njit, (windows.taps, windows.covering, windows.counted, windows.adaptive))
-NONE = -1  # of padding: it is not counted
+taps, covering, counted, adaptive = map(njit, (shared.taps, shared.covering, shared.counted, shared.adaptive))
 MANY = 64  # from this many taps on, scattering a window's one element is cheaper than looking at all
 
 _sums, _sums_too = sums("as_they_are"), sums("too", add=True)
@@ -326,61 +324,40 @@ def _scattered(dx, dy, index, lo, hi, C, D, H, W):
         u = end
 
 
-@kernel
-def max_pool_fwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
-):
+@njit(inline=True)
+def _max(me, N, C, D, H, W, operands):
     """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
-    lo, hi = share(me, N * OD)
-    z, v, u = (
-        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
-        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
-        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
-    )
+    x, y, index = operands
+    lo, hi = share(me, N * D.out)
     if given(me, index):
-        _tops_and_places((x, y, index), lo, hi, C, z, v, u)
+        _tops_and_places(operands, lo, hi, C, D, H, W)
     else:
-        _tops((x, y), lo, hi, C, z, v, u)
+        _tops((x, y), lo, hi, C, D, H, W)
 
 
-@kernel
-def max_pool_bwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, dy: Ptr, index: Ptr.uint8, dx: Ptr
-):
+@njit(inline=True)
+def _of_places(scatters, me, N, C, D, H, W, operands):
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
-    lo, hi = share(me, N * D)
-    z, v, u = (
-        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
-        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
-        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
-    )
+    dy, index, dx = operands
+    lo, hi = share(me, N * D.size)
+    if scatters:
+        _scattered(dx, dy, index, lo, hi, C, D, H, W)
+    else:
+        _chosen((dx, dy, index), lo, hi, C, D, H, W)
+
+
+@njit(inline=True)
+def _max_bwd(me, N, C, D, H, W, operands):
     # (8, 28, 28, 20) by 3x3, 2 apart, on Zen 4: 37 instead of 60 us; with 32 channels 57 either way
-    few = C < (lanes(dx) if _tile(u) else 2 * lanes(dx))
-    if 8 * C <= lanes(dx) or (few and sw > 1):
-        _scattered(dx, dy, index, lo, hi, C, z, v, u)
-    else:
-        _chosen((dx, dy, index), lo, hi, C, z, v, u)
+    n = lanes(operands[2])
+    few = C < (n if _tile(W) else 2 * n)
+    _of_places(8 * C <= n or (few and W.s > 1), me, N, C, D, H, W, operands)
 
 
-@kernel
-def adaptive_max_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr, index: Ptr.int32):
-    """y = the largest of x in the window, NaN if any is; index = its first tap; N*OD rows are shared."""
-    lo, hi = share(me, N * OD)
-    if given(me, index):
-        _tops_and_places((x, y, index), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
-    else:
-        _tops((x, y), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
-
-
-@kernel
-def adaptive_max_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, index: Ptr.int32, dx: Ptr):
-    """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
-    lo, hi = share(me, N * D)
-    z, v, u = adaptive(D, OD), adaptive(H, OH), adaptive(W, OW)
-    if C >= lanes(dx) and _tile(z) and _tile(v) and _tile(u) and z.k * v.k * u.k <= MANY:
-        _chosen((dx, dy, index), lo, hi, C, z, v, u)
-    else:
-        _scattered(dx, dy, index, lo, hi, C, z, v, u)
+@njit(inline=True)
+def _adaptive_max_bwd(me, N, C, D, H, W, operands):
+    gathers = C >= lanes(operands[2]) and _tile(D) and _tile(H) and _tile(W) and D.k * H.k * W.k <= MANY
+    _of_places(not gathers, me, N, C, D, H, W, operands)
 
 
 # ---------------------------------------------------------------- the mean
@@ -418,50 +395,22 @@ _means, _sums_of_windows, _parts_of_windows = (
 
 
 @njit(inline=True)
-def _from_means(me, N, C, dy, dx, D, H, W):
+def _avg(me, N, C, D, H, W, operands):
+    """y = the sum of x in the window / its count; N*OD rows are shared."""
+    lo, hi = share(me, N * D.out)
+    _means(operands, lo, hi, C, D, H, W)
+
+
+@njit(inline=True)
+def _avg_bwd(me, N, C, D, H, W, operands):
+    """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
+    dy, dx = operands
     lo, hi = share(me, N * D.size)
     if _even(D) and _even(H) and _even(W):
         factor = like(dx, 1) / like(dx, D.k * H.k * W.k)
         _sums_of_windows((dx, dy, factor), lo, hi, C, D, H, W)
     else:
         _parts_of_windows((dx, dy), lo, hi, C, D, H, W)
-
-
-@njit(inline=True)
-def _after(padded, q):
-    return q if padded == 1 else NONE
-
-
-@kernel
-def avg_pool_fwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
-):
-    """y = the sum of x in the window / its count; N*OD rows are shared."""
-    lo, hi = share(me, N * OD)
-    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _means((x, y), lo, hi, C, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
-
-
-@kernel
-def avg_pool_bwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
-):
-    """dx = the sum of dy / the window's count, over windows that contain the element; all of dx is set; N*D rows are shared."""
-    z, v = WindowAxis(D, OD, kd, sd, pd, dd, _after(padded, qd)), WindowAxis(H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _from_means(me, N, C, dy, dx, z, v, WindowAxis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
-
-
-@kernel
-def adaptive_avg_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr):
-    """y = the mean of x in the window; N*OD rows are shared."""
-    lo, hi = share(me, N * OD)
-    _means((x, y), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
-
-
-@kernel
-def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
-    """dx = the sum of dy / the window's size, over windows that contain the element; all of dx is set; N*D rows are shared."""
-    _from_means(me, N, C, dy, dx, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
 # ---------------------------------------------------------------- the norm
@@ -485,56 +434,39 @@ def _slope_of_window(args, m, n, gap, loops, t, i, o, count):
 _sums_of_powers, _slopes = _forward(_powers_in_window), _forward(_slope_of_window)
 
 
-@kernel
-def lp_pool_fwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
-):
+@njit(inline=True)
+def _lp(me, N, C, D, H, W, given):
     """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole window; N*OD rows are shared."""
-    lo, hi = share(me, N * OD)
-    z, v, u = (
-        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
-        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
-        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
-    )
-    args, row, root = (x, y, power, odd_power(power), kd * kh * kw), OH * OW * C, 1.0 / power
-    _sums_of_powers(args, lo, hi, C, z, v, u)
+    power, x, y = given
+    lo, hi = share(me, N * D.out)
+    args, row, root = (x, y, power, odd_power(power), D.k * H.k * W.k), H.out * W.out * C, 1.0 / power
+    _sums_of_powers(args, lo, hi, C, D, H, W)
     y = at(y, lo * row)
     power_y((hi - lo) * row, y, y, root, 0.0, odd_power(root), root)
 
 
-@kernel
-def lp_pool_bwd_y(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, dy: Ptr, y: Ptr,
-    t_g: Ptr,
-):  # fmt: skip
+@njit(inline=True)
+def _lp_bwd_y(me, N, C, D, H, W, given):
     """g = k/count * dy*y^(1 - p), 0 where y is 0; N*OD rows are shared; g may be dy or y."""
-    lo, hi = share(me, N * OD)
-    z, v, u = (
-        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
-        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
-        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
-    )
-    less, row = 1.0 - power, OH * OW * C
-    if _even(z) and _even(v) and _even(u):
+    power, dy, y, g = given
+    lo, hi = share(me, N * D.out)
+    less, row = 1.0 - power, H.out * W.out * C
+    if _even(D) and _even(H) and _even(W):
         first = lo * row
-        _slope((hi - lo) * row, at(dy, first), at(y, first), at(t_g, first), less, 0.0, odd_power(less), 1.0)
+        _slope((hi - lo) * row, at(dy, first), at(y, first), at(g, first), less, 0.0, odd_power(less), 1.0)
     else:
-        _slopes((y, dy, t_g, less, odd_power(less), kd * kh * kw), lo, hi, C, z, v, u)
+        _slopes((y, dy, g, less, odd_power(less), D.k * H.k * W.k), lo, hi, C, D, H, W)
 
 
-@kernel
-def lp_pool_bwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, t_g: Ptr, x: Ptr,
-    dx: Ptr,
-):  # fmt: skip
+@njit(inline=True)
+def _lp_bwd(me, N, C, D, H, W, given):
     """dx = x^(p - 1) * the sum of g over the windows that contain the element; all of dx is set; N*D rows are shared."""
-    lo, hi = share(me, N * D)
-    z, v, u = (
-        WindowAxis(D, OD, kd, sd, pd, dd, NONE),
-        WindowAxis(H, OH, kh, sh, ph, dh, NONE),
-        WindowAxis(W, OW, kw, sw, pw, dw, NONE),
-    )
-    _sums_of_windows((dx, t_g, like(dx, 1)), lo, hi, C, z, v, u)
-    less, row = power - 1.0, H * W * C
+    power, g, x, dx = given
+    lo, hi = share(me, N * D.size)
+    _sums_of_windows((dx, g, like(dx, 1)), lo, hi, C, D, H, W)
+    less, row = power - 1.0, H.size * W.size * C
     dx, x = at(dx, lo * row), at(x, lo * row)
     _times_power((hi - lo) * row, dx, x, dx, less, 0.0, odd_power(less), less)
+
+
+shared.register(kernel_as, adaptive, _max, _max_bwd, _adaptive_max_bwd, _avg, _avg_bwd, _lp, _lp_bwd_y, _lp_bwd)

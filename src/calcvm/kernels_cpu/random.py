@@ -5,23 +5,14 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from calcvm.kernel import padding_of, words
+from calcvm.kernel import words
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import copy, elementwise, fill
+from calcvm.kernels_shared.random import ALL, hashing
+from calcvm.kernels_shared.resizing import padding_of
 
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def _mix(z: V) -> V:
-    """SplitMix64's finalizer: every bit of z changes every bit of the result with probability near 1/2."""
-    z = (z ^ z.shift_right(30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ z.shift_right(27)) * 0x94D049BB133111EB
-    return z ^ z.shift_right(31)
-
-
-def _key(seed: V, counter: V, stream: V) -> V:
-    return _mix(_mix(_mix(seed * GOLDEN + 1) + counter * GOLDEN) + stream * GOLDEN)
+_mix, _key, _bits = hashing(lambda fn: fn, lambda x: x, V.shift_right)
 
 
 @intrinsic
@@ -29,11 +20,6 @@ def key_of(tc, seed, counter, stream):
     """The key with which a row of a step hashes its element indexes."""
     i64 = types.int64
     return i64(i64, i64, i64), lambda ctx, b, sig, args: _key(*(V(b, a) for a in args)).v
-
-
-def _bits(key: V, index: V) -> V:
-    """62 random bits of an element."""
-    return _mix(key + index * GOLDEN).shift_right(2)
 
 
 @intrinsic
@@ -49,7 +35,6 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
 
 
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
-ALL = 4611686018427387904.0  # 2**62
 
 
 @njit

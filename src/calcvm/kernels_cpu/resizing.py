@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from calcvm.kernel import padding_of, showing, shown
 from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, like, njit, share
 from calcvm.kernels_cpu._math import copy, elementwise, fill, scale
+from calcvm.kernels_shared.resizing import padding_of, scaling, showing, shown
 
 CONSTANT = 0
-_shows = njit(padding_of)
-_shown = njit(shown)
-_showing = njit(showing)
+_shows, _shown, _showing = njit(padding_of), njit(shown), njit(showing)
 _add = elementwise(lambda x, y: x + y, "vv")  # _add(n, x, y, z): z = x + y; z may be y
 _add_scaled = elementwise(lambda x, y, a: y + a * x, "vv", "f")  # _add_scaled(n, x, y, z, a): z = y + a*x; z may be y
 _mix2 = elementwise(lambda a, b, u, v: u * a + v * b, "vv", "ff")
@@ -89,43 +85,7 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 
 
 # ---------------------------------------------------------------- scaling
-@njit
-def _place(mode, align, o, n, step):
-    """For element o of a scaled axis: the element of n at its place or before it, and the weight of the next.
-
-    Nearest as in PyTorch: the place is rounded to float32 in any heap.
-    """
-    if mode == 0:
-        return min(np.int64(np.float32(like(step, o) * step)), n - 1), like(step, 0)
-    at_o = like(step, o)
-    if align:
-        p = at_o * step
-    else:
-        p = max((at_o + like(step, 0.5)) * step - like(step, 0.5), like(step, 0))
-    i = min(np.int64(p), n - 1)
-    return i, p - like(step, i) if i < n - 1 else like(step, 0)
-
-
-@njit
-def _first(mode, align, i, n, to, step):
-    """The first of ``to`` elements whose place is i or after it."""
-    lo, hi = 0, to
-    while lo < hi:
-        o = (lo + hi) // 2
-        if _place(mode, align, o, n, step)[0] < i:
-            lo = o + 1
-        else:
-            hi = o
-    return lo
-
-
-@njit
-def _weight(mode, align, o, i, n, step):
-    """The weight of element i of n in element o of the scaled axis."""
-    j, t = _place(mode, align, o, n, step)
-    if j == i:
-        return like(step, 1) - t
-    return t if j + 1 == i else like(step, 0)
+_place, _first, _weight = scaling(njit, like)
 
 
 @njit(inline=True)

@@ -120,7 +120,9 @@ class Kernel:
         """The modules of calcvm that it depends on: its own, or for a kernel from elsewhere all that it may use."""
         module = str(self.fn.__globals__.get("__name__"))
         if module.startswith("calcvm."):
-            return (module.removeprefix("calcvm."),)
+            return (
+                module.removeprefix("calcvm.").replace("kernels_shared.", "kernels_cuda."),
+            )  # of a shared text this package's file
         there = sys.modules[__name__.rpartition(".")[0]].__path__
         return tuple(sorted(f"kernels_cuda.{found.name}" for found in iter_modules(there)))
 
@@ -179,20 +181,5 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
             yield from _code(other, seen)
 
 
-KERNELS = Kernels()
-
-
-def kernel(fn: Callable) -> Callable:
-    """Register the kernel of the row of the same name."""
-    KERNELS[fn.__name__] = Kernel(fn)
-    return fn
-
-
-def kernel_as(name: str, words: Words | None = None) -> Any:
-    """Register a kernel by another name; its words may differ from its parameters."""
-
-    def register(fn: Callable) -> Callable:
-        KERNELS[name] = Kernel(fn, name, words)
-        return fn
-
-    return register
+KERNELS = Kernels(Kernel)
+kernel, kernel_as = KERNELS.kernel, KERNELS.kernel_as

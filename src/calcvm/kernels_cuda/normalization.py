@@ -21,6 +21,7 @@ from calcvm.kernels_cuda._reduce import (
     reduce,
 )
 from calcvm.kernels_cuda.reduction import sum_of
+from calcvm.kernels_shared.normalization import chunking, register_channels, register_groups, register_vectors
 
 
 @device
@@ -70,19 +71,9 @@ def _center(me, rows, cols, x, m, y):
 
 
 # ---------------------------------------------------------------- shared code
-CHUNKS, BLOCK, PARTIAL = 256, 32, 1 << 18  # as in ops.normalization
+CHUNKS = 256  # as in ops.normalization
+chunk_of, chunks_of, most_chunks = chunking(device, CHUNKS, 32)
 COLUMNS = 32  # columns of a chunk that a worker takes at once
-
-
-@device
-def chunk_of(rows):
-    """Rows per partial result."""
-    return max((rows + CHUNKS * BLOCK - 1) // (CHUNKS * BLOCK), 1) * BLOCK
-
-
-@device
-def chunks_of(rows):
-    return (rows + chunk_of(rows) - 1) // chunk_of(rows)
 
 
 @device
@@ -294,20 +285,12 @@ def _put_sums(to, q, c, total):
     t_q[q] = -(total * or_one(me, scale, q, total)) * inv[q] / like(total, R)
 
 
-@kernel
-def batch_norm_sums(
-    me, phases, rows, inner, N, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dscale: Ptr, dshift: Ptr, t_p: Ptr, t_q: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and the coefficients of dx.  Chunks of rows are shared, then channels."""
-    R = rows * inner
-    if me.phase == 0:
-        _partial_products(me, R, N, dy, x, mean, ws)
-    else:
-        lo, hi = share(me, N)
-        chunks, R = chunks_of(R), max(R, 1)
-        sums(element, ws, _put_products, (me, R, inv, dscale, t_p), x, lo, hi, chunks, 2 * N)
-        sums(element, ws, _put_sums, (me, R, scale, inv, dshift, t_q, N), x, N + lo, N + hi, chunks, 2 * N)
+@device
+def _joined_products(me, R, N, scale, inv, dscale, dshift, p, q, ws):
+    lo, hi = share(me, N)
+    chunks, R = chunks_of(R), max(R, 1)
+    sums(element, ws, _put_products, (me, R, inv, dscale, p), ws, lo, hi, chunks, 2 * N)
+    sums(element, ws, _put_sums, (me, R, scale, inv, dshift, q, N), ws, N + lo, N + hi, chunks, 2 * N)
 
 
 @kernel
@@ -355,19 +338,15 @@ def _put_given(to, q, c, total):
         out[q] = total * rsqrt(var[q], eps) if scaled else total
 
 
-@kernel
-def batch_norm_inference_sums(
-    me, phases, rows, inner, N, eps: Float, wn, dy: Ptr, x: Ptr, running_mean: Ptr, running_var: Ptr,
-    dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)/sqrt(var + eps), dshift = sum dy.  Chunks of rows are shared, then channels."""
-    if me.phase == 0:
-        _partial_products(me, rows * inner, N, dy, x, running_mean, ws)
-    else:
-        lo, hi = share(me, N)
-        chunks = chunks_of(rows * inner)
-        sums(element, ws, _put_given, (me, 0, running_var, eps, True, dscale), x, lo, hi, chunks, 2 * N)
-        sums(element, ws, _put_given, (me, N, running_var, eps, False, dshift), x, N + lo, N + hi, chunks, 2 * N)
+@device
+def _joined_inference(me, R, N, eps, running_var, dscale, dshift, ws):
+    lo, hi = share(me, N)
+    chunks = chunks_of(R)
+    sums(element, ws, _put_given, (me, 0, running_var, eps, True, dscale), ws, lo, hi, chunks, 2 * N)
+    sums(element, ws, _put_given, (me, N, running_var, eps, False, dshift), ws, N + lo, N + hi, chunks, 2 * N)
+
+
+register_channels(kernel, _partial_products, _joined_products, _joined_inference)
 
 
 @kernel
@@ -463,57 +442,45 @@ def _put_coefficient(to, q, c, total):
     out[q + c] = total * a * less * (a if squared else like(a, 1))
 
 
-@kernel
-def group_norm_bwd(
-    me, phases, rows, inner, groups, D, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of groups.
-
-    Chunks of rows are shared, and channels in the second phase; without scale and shift, rows are.  In place over dy or x.
-    """
+@device
+def _slopes_of_groups(me, chunk, chunks, rows, inner, groups, D, affine, dy, x, scale, mean, inv, dx, ws):
     N = groups * D
-    chunk = max((rows + CHUNKS - 1) // CHUNKS, 1) if affine else 1
-    chunks = (rows + chunk - 1) // chunk
-    if me.phase == 1:
-        _add_up(me, N, chunks, 6 * N, x, dscale, dshift, ws, True)
-    else:
-        one, less = like(x, 1), like(x, -1) / like(x, inner * D)
-        c, hi = share(me, chunks)
-        while c < hi:
-            total = at(ws, 6 * N * c)
-            own = at(total, 2 * N) if affine else at(ws, 4 * N * me.worker)
-            m, p, q, t = own, at(own, N), at(own, 2 * N), at(own, 3 * N)
-            i = c * chunk
-            while i < min((c + 1) * chunk, rows):
-                k, g, first = i * inner * N, i * groups, i == c * chunk
-                j = thread()
-                while j < N:
-                    m[j] = mean[g + divide(j, D)]
-                    j += threads()
-                sync()
-                sums(_off_dy, (at(dy, k), at(x, k), m), _put_part, (p, one), x, 0, N, inner, N)
-                sums(element, at(dy, k), _put_part, (q, one), x, 0, N, inner, N)
-                j = thread()
-                while j < N and affine:
-                    total[j] = fma(p[j], inv[g + divide(j, D)], like(x, 0) if first else total[j])
-                    total[N + j] = q[j] + (like(x, 0) if first else total[N + j])
-                    j += threads()
-                if given(me, dx):
-                    a = at(inv, g)
-                    sums(_of_group, (p, me, scale), _put_coefficient, (m, a, less, True), x, 0, groups, D, 1)
-                    sums(_of_group, (q, me, scale), _put_coefficient, (t, a, less, False), x, 0, groups, D, 1)
-                    e = thread()
-                    while e < inner * N:
-                        j = e - divide(e, N) * N
-                        b = divide(j, D)
-                        d = dy[k + e]
-                        d *= or_one(me, scale, j, d)
-                        dx[k + e] = fma(fma(x[k + e] - mean[g + b], m[b], d), a[b], t[b])
-                        e += threads()
-                sync()
-                i += 1
-            c += 1
+    one, less = like(x, 1), like(x, -1) / like(x, inner * D)
+    c, hi = share(me, chunks)
+    while c < hi:
+        total = at(ws, 6 * N * c)
+        own = at(total, 2 * N) if affine else at(ws, 4 * N * me.worker)
+        m, p, q, t = own, at(own, N), at(own, 2 * N), at(own, 3 * N)
+        i = c * chunk
+        while i < min((c + 1) * chunk, rows):
+            k, g, first = i * inner * N, i * groups, i == c * chunk
+            j = thread()
+            while j < N:
+                m[j] = mean[g + divide(j, D)]
+                j += threads()
+            sync()
+            sums(_off_dy, (at(dy, k), at(x, k), m), _put_part, (p, one), x, 0, N, inner, N)
+            sums(element, at(dy, k), _put_part, (q, one), x, 0, N, inner, N)
+            j = thread()
+            while j < N and affine:
+                total[j] = fma(p[j], inv[g + divide(j, D)], like(x, 0) if first else total[j])
+                total[N + j] = q[j] + (like(x, 0) if first else total[N + j])
+                j += threads()
+            if given(me, dx):
+                a = at(inv, g)
+                sums(_of_group, (p, me, scale), _put_coefficient, (m, a, less, True), x, 0, groups, D, 1)
+                sums(_of_group, (q, me, scale), _put_coefficient, (t, a, less, False), x, 0, groups, D, 1)
+                e = thread()
+                while e < inner * N:
+                    j = e - divide(e, N) * N
+                    b = divide(j, D)
+                    d = dy[k + e]
+                    d *= or_one(me, scale, j, d)
+                    dx[k + e] = fma(fma(x[k + e] - mean[g + b], m[b], d), a[b], t[b])
+                    e += threads()
+            sync()
+            i += 1
+        c += 1
 
 
 @device
@@ -524,12 +491,15 @@ def _put_given_at(to, q, c, total):
 
 
 @device
-def _add_up(me, N, chunks, apart, x, dscale, dshift, ws, shifted):
+def _add_up(me, N, chunks, apart, dscale, dshift, ws, shifted):
     """Add the chunks' two vectors of N, which lie ``apart``; the second if ``shifted``.  Columns are shared."""
     lo, hi = share(me, N)
-    sums(element, ws, _put_given_at, (me, 0, dscale), x, lo, hi, chunks, apart)
+    sums(element, ws, _put_given_at, (me, 0, dscale), ws, lo, hi, chunks, apart)
     if shifted:
-        sums(element, ws, _put_given_at, (me, N, dshift), x, N + lo, N + hi, chunks, apart)
+        sums(element, ws, _put_given_at, (me, N, dshift), ws, N + lo, N + hi, chunks, apart)
+
+
+register_groups(kernel, CHUNKS, _add_up, _slopes_of_groups)
 
 
 # ---------------------------------------------------------------- of vectors: by lanes of a warp
@@ -577,18 +547,6 @@ def _vectors_fwd(me, rows, inner, N, eps, x, scale, shift, y, mean, inv, centere
         before += threads() >> g
 
 
-@kernel
-def layer_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr):
-    """y = (x - mean)*inv*scale + shift of vectors of N.  Rows are shared; in place."""
-    _vectors_fwd(me, rows, inner, N, eps, x, scale, shift, y, mean, inv, True)
-
-
-@kernel
-def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv: Ptr):
-    """y = x*inv*scale of vectors of N.  Rows are shared; in place."""
-    _vectors_fwd(me, rows, inner, N, eps, x, scale, scale, y, inv, inv, False)
-
-
 @device
 def _scaled_off(args, q, k):
     (me, dy, x, start, scale, m), a = args
@@ -616,67 +574,34 @@ def _off_of_row(args, q, k):
 
 
 @device
-def most_chunks(N):
-    """The most chunks for vectors of N."""
-    n = CHUNKS
-    while n > 4 and n * N > PARTIAL:
-        n //= 2
-    return n
+def _vectors_bwd(me, chunk, chunks, R, N, affine, dy, x, scale, mean, inv, dx, ws, centered):
+    c, last_chunk = share(me, chunks)
+    g, zero, one = lanes_of(N), like(x, 0), like(x, 1)
+    less = like(x, -1) / like(x, N)
+    while c < last_chunk:
+        i = c * chunk
+        hi = min(i + chunk, R)
+        if affine:
+            k, total = i * N, at(ws, 2 * c * N)
+            args = (at(dy, k), at(x, k), at(mean, i), at(inv, i), N, centered)
+            sums(_off_of_row, args, _put_part, (total, one), x, 0, N, hi - i, N)
+            sums(element, at(dy, k), _put_part, (at(total, N), one), x, 0, N, hi - i, N)
+        before = i + group_before(g)
+        while before < hi and given(me, dx):
+            row = min(before + group_in(g), hi - 1)
+            start = row * N
+            k, last = start + lane_in(g), start + N - 1 if before + group_in(g) < hi else -1
+            a, m = inv[row], mean[row] if centered else zero
+            of = (me, dy, x, start, scale, m)
+            p = sum_of(_scaled_off, (of, a), zero, k, last, g) * less * a
+            r = sum_of(_scaled_dy, of, zero, k, last, g) * less * a if centered else zero
+            each(_slope_at, (of, a, p, r), 0, dx, k, last, 1 << g)
+            before += threads() >> g
+        sync()
+        c += 1
 
 
-@device
-def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, centered):
-    """Chunks of all R vectors are shared, and the columns of their sums in the second phase; rows if ``affine`` is 0."""
-    most = most_chunks(N)
-    chunk = max((R + most - 1) // most, 1) if affine else inner
-    chunks = (R + chunk - 1) // chunk if affine else rows
-    if me.phase == 1:
-        _add_up(me, N, chunks, 2 * N, x, dscale, dshift, ws, centered)
-    else:
-        c, last_chunk = share(me, chunks)
-        g, zero, one = lanes_of(N), like(x, 0), like(x, 1)
-        less = like(x, -1) / like(x, N)
-        while c < last_chunk:
-            i = c * chunk
-            hi = min(i + chunk, R)
-            if affine:
-                k, total = i * N, at(ws, 2 * c * N)
-                args = (at(dy, k), at(x, k), at(mean, i), at(inv, i), N, centered)
-                sums(_off_of_row, args, _put_part, (total, one), x, 0, N, hi - i, N)
-                sums(element, at(dy, k), _put_part, (at(total, N), one), x, 0, N, hi - i, N)
-            before = i + group_before(g)
-            while before < hi and given(me, dx):
-                row = min(before + group_in(g), hi - 1)
-                start = row * N
-                k, last = start + lane_in(g), start + N - 1 if before + group_in(g) < hi else -1
-                a, m = inv[row], mean[row] if centered else zero
-                of = (me, dy, x, start, scale, m)
-                p = sum_of(_scaled_off, (of, a), zero, k, last, g) * less * a
-                r = sum_of(_scaled_dy, of, zero, k, last, g) * less * a if centered else zero
-                each(_slope_at, (of, a, p, r), 0, dx, k, last, 1 << g)
-                before += threads() >> g
-            sync()
-            c += 1
-
-
-@kernel
-def layer_norm_bwd(
-    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
-    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of vectors.
-
-    In place over dy or x.
-    """
-    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, True)
-
-
-@kernel
-def rms_norm_bwd(
-    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, inv: Ptr, dx: Ptr, dscale: Ptr, ws: Ptr
-):
-    """dscale = sum dy*x*inv, dx = inv*(dy*scale - x*inv*b), b means of vectors.  In place over dy or x."""
-    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, inv, inv, dx, dscale, dscale, ws, False)
+register_vectors(kernel, device, most_chunks, _vectors_fwd, _add_up, _vectors_bwd)
 
 
 # ---------------------------------------------------------------- by neighbouring channels

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from calcvm.formulas import steps
 from calcvm.formulas.declare import Update
 from calcvm.formulas.number import equal, fma, where
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
@@ -36,6 +35,7 @@ from calcvm.kernels_cuda._formulas import Compiled, Simulated, formula
 from calcvm.kernels_cuda._math import sqrt
 from calcvm.kernels_cuda._reduce import warp, warp_sum, warps
 from calcvm.kernels_cuda._tuples import ats, likes, loads, mapped, stores
+from calcvm.kernels_shared.optimizers import register
 
 CHUNKS = 8  # parts of a total, one warp each, whatever the number of warps
 
@@ -133,38 +133,7 @@ for _op in [*UPDATES.values()]:
     add_update(_op)
 
 
-# ---------------------------------------------------------------- the step
-_tick, _rate_table, _rate_scale, _decay_scale = map(
-    device, (steps.tick, steps.rate_table, steps.rate_scale, steps.decay_scale)
-)
-
-
-@kernel
-def tick(me, schedule, hyper: Ptr.float64):
-    """t += 1, and the values that depend only on it.  One thread."""
-    if first(me):
-        _tick(hyper, schedule)
-
-
-@kernel
-def rate_table(me, n, every, table: Ptr, hyper: Ptr.float64):
-    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  One thread."""
-    if first(me):
-        _rate_table(hyper, n, every, table)
-
-
-@kernel
-def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
-    """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
-    if first(me):
-        _rate_scale(hyper, scaled, factor)
-
-
-@kernel
-def decay_scale(me, factor: Float, scaled: Ptr.float64):
-    """scaled's weight_decay *= factor.  One thread."""
-    if first(me):
-        _decay_scale(scaled, factor)
+register(kernel, device, first)
 
 
 # ---------------------------------------------------------------- clipping

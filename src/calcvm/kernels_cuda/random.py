@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from calcvm.kernel import padding_of, words
+from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Float, Ptr, first, given, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like, thread, threads
 from calcvm.kernels_cuda._loops import digits, elementwise, onward
 from calcvm.kernels_cuda._reduce import divide
+from calcvm.kernels_shared.random import ALL, hashing
+from calcvm.kernels_shared.resizing import padding_of
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-ALL = 4611686018427387904.0  # 2**62
-FACTOR_1, FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
-
-@device
-def _mix(z):
-    """SplitMix64's finalizer: every bit of z changes every bit of the result with probability near 1/2."""
-    z = (z ^ (z >> np.uint64(30))) * FACTOR_1
-    z = (z ^ (z >> np.uint64(27))) * FACTOR_2
-    return z ^ (z >> np.uint64(31))
-
-
-@device
-def _key(seed, counter, stream):
-    """The key with which a row of a step hashes its element indexes."""
-    key = _mix(np.uint64(seed) * GOLDEN + np.uint64(1))
-    key = _mix(key + np.uint64(counter) * GOLDEN)
-    return _mix(key + np.uint64(stream) * GOLDEN)
-
-
-@device
-def _bits(key, i):
-    """62 random bits of an element."""
-    return _mix(key + np.uint64(i) * GOLDEN) >> np.uint64(2)
+mix, _key, _bits = hashing(device, np.uint64, device(lambda z, n: z >> np.uint64(n)))
 
 
 @device
@@ -54,17 +32,12 @@ def _params(rng, rate, stream, x):
 _dropped = elementwise(_dropout, indexed=True)
 
 
-def _of(name: str, read: str, out: str) -> None:
-    """out = read/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
-
-    @kernel_as(name, words("rows cols stream", "", [read, "rng.int64", "rate.float64", out]))
-    def run(me, rows, cols, stream, x, rng, rate, y):
-        lo, hi = share(me, rows)
-        _dropped(lo * cols, hi * cols, (x,), y, _params(rng, rate, stream, x))
-
-
-_of("dropout_fwd", "x", "y")
-_of("dropout_bwd", "dy", "dx")
+@kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng.int64", "rate.float64", "y")))
+@kernel_as("dropout_bwd", words("rows cols stream", "", ("dy", "rng.int64", "rate.float64", "dx")))
+def _drop(me, rows, cols, stream, x, rng, rate, y):
+    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
+    lo, hi = share(me, rows)
+    _dropped(lo * cols, hi * cols, (x,), y, _params(rng, rate, stream, x))
 
 
 @kernel

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from calcvm.kernel import padding_of, showing, shown
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, share
 from calcvm.kernels_cuda._cuda import at, device, like, thread, threads
 from calcvm.kernels_cuda._loops import digits, onward
 from calcvm.kernels_cuda._reduce import divide
+from calcvm.kernels_shared.resizing import padding_of, scaling, showing, shown
 
 
 @device
@@ -73,42 +71,7 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 
 
 # ---------------------------------------------------------------- scaling
-@device
-def _place(mode, align, o, n, step):
-    """For element o of a scaled axis: the element of n at its place or before it, and the weight of the next.
-
-    Nearest as in PyTorch: the place is rounded to float32 in any heap.
-    """
-    if mode == 0:
-        return min(np.int64(np.float32(like(step, o) * step)), n - 1), like(step, 0)
-    p = like(step, o) * step
-    if align == 0:
-        p = max((like(step, o) + like(step, 0.5)) * step - like(step, 0.5), like(step, 0))
-    i = min(np.int64(p), n - 1)
-    return i, p - like(step, i) if i < n - 1 else like(step, 0)
-
-
-@device
-def _first(mode, align, i, n, to, step):
-    """The first of ``to`` elements whose place is i or after it."""
-    lo, hi = 0, to
-    while lo < hi:
-        o = (lo + hi) >> 1
-        before, _ = _place(mode, align, o, n, step)
-        if before < i:
-            lo = o + 1
-        else:
-            hi = o
-    return lo
-
-
-@device
-def _weight(mode, align, o, i, n, step):
-    """The weight of element i of n in element o of the scaled axis."""
-    j, t = _place(mode, align, o, n, step)
-    if j == i:
-        return like(step, 1) - t
-    return t if j + 1 == i else like(step, 0)
+_place, _first, _weight = scaling(device, like)
 
 
 @device

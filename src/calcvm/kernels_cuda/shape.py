@@ -89,18 +89,13 @@ def _permute(n0, d, x, s, y):
         gather(n0, d, x, s, y)
 
 
-def _permuting(name: str, sizes: str, x: str, y: str) -> None:
+@kernel_as("transpose_fwd", words("d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "", ("x.cells", "y.cells")))
+@kernel_as("transpose_bwd", words("e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "", ("dy", "dx")))
+def _transpose(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, stays, x, y):
     """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, and x too if its leading axis stays."""
-
-    @kernel_as(name, words(sizes, "", [x, y]))
-    def run(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, stays, x, y):
-        lo, hi = share(me, d0)
-        n = d1 * d2 * d3 * d4 * d5
-        _permute(hi - lo, (d1, d2, d3, d4, d5), at(x, lo * s0), (s0, s1, s2, s3, s4, s5), at(y, lo * n))
-
-
-_permuting("transpose_fwd", "d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "x.cells", "y.cells")
-_permuting("transpose_bwd", "e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "dy", "dx")
+    lo, hi = share(me, d0)
+    n = d1 * d2 * d3 * d4 * d5
+    _permute(hi - lo, (d1, d2, d3, d4, d5), at(x, lo * s0), (s0, s1, s2, s3, s4, s5), at(y, lo * n))
 
 
 # ---------------------------------------------------------------- concatenation

@@ -11,85 +11,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from calcvm.vm.run import job as J
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
 from calcvm.vm.run.entry import OWN, TUPLE_ITEMS, TUPLE_SIZE
-from calcvm.vm.run.job import (
-    ARGUMENTS,
-    ARMED,
-    ARRAY_TYPE,
-    AS_IT_IS,
-    CHANGED_AT,
-    CHANGES,
-    CLASSES,
-    CODE,
-    CONTROL,
-    DEADLINE,
-    DICT_TYPE,
-    DIMS,
-    DONE,
-    DTYPES,
-    EVALUATE,
-    EXACT,
-    FORGETS,
-    FORGOT_AT,
-    HOLDS,
-    IGNORED,
-    INT_TYPE,
-    ITEM,
-    KEPT_ROWS,
-    LENGTH,
-    LONG_NS,
-    LOOKED_AT,
-    MEAN,
-    METHOD_WORDS,
-    METHODS,
-    MOST_ARGUMENTS,
-    MOST_SAMPLES,
-    N_ANSWERS,
-    N_ARGUMENTS,
-    N_INPUTS,
-    N_PLACEHOLDERS,
-    N_SPANS_OF,
-    NAME,
-    NAMED,
-    NEW_ARRAY,
-    NO_PLACES,
-    NONE,
-    OUT_NAME,
-    PER_SAMPLE,
-    PIECE,
-    PLACE,
-    PLACEHOLDER_WORDS,
-    PLACEHOLDERS,
-    PLANNED,
-    PREDICT,
-    RANK,
-    RESULT,
-    RESULT_DIMS,
-    RESULT_NAME,
-    RESULT_RANK,
-    RESULT_WORDS,
-    RESULTS_OF,
-    ROWS,
-    ROWS_OF,
-    RUN,
-    RUN_ROWS,
-    SEQ,
-    SET,
-    SHEET,
-    SLOT_JOB,
-    SPANS_OF,
-    START,
-    STEP,
-    STEPS,
-    STOP,
-    SUM,
-    TEAM,
-    TRAINING_OWNER,
-    TUPLE_TYPE,
-    TURN_OWNER,
-    WORKERS,
-)
 from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch, sum_of
 
 # Offsets in Python's objects, in bytes.
@@ -234,7 +158,7 @@ def probabilities(data, dtype, n):
 def is_array(sheet, array, item_type):
     """Whether an object is a plain array of numbers."""
     return (
-        i64_at(array + TYPE)[0] == i64_at(sheet)[ARRAY_TYPE]
+        i64_at(array + TYPE)[0] == i64_at(sheet)[J.ARRAY_TYPE]
         and i32_at(array + FLAGS)[0] & PLAIN == PLAIN
         and (item_type == 0 or i64_at(array + DESCR)[0] == item_type)
     )
@@ -245,7 +169,7 @@ def dtype_of(sheet, array):
     """An array's type as a number among the feeds' types; 5: none of them."""
     descr = i64_at(array + DESCR)[0]
     for k in range(5):
-        if i64_at(sheet)[DTYPES + k] == descr:
+        if i64_at(sheet)[J.DTYPES + k] == descr:
             return k
     return 5
 
@@ -253,7 +177,7 @@ def dtype_of(sheet, array):
 @helper
 def placeholder(sheet, k):
     """Words of a placeholder."""
-    return i64_at(sheet + 8 * (PLACEHOLDERS + k * PLACEHOLDER_WORDS))
+    return i64_at(sheet + 8 * (J.PLACEHOLDERS + k * J.PLACEHOLDER_WORDS))
 
 
 @helper
@@ -262,21 +186,23 @@ def batch_of(sheet, k, array, most):
     if not is_array(sheet, array, 0):
         return 0
     wanted, dtype, rank = placeholder(sheet, k), dtype_of(sheet, array), i32_at(array + RANK_AT)[0]
-    if rank != wanted[RANK] and not (rank == 1 and wanted[RANK] == 2 and wanted[DIMS + 1] == 1):  # (n,) for (n, 1)
+    if rank != wanted[J.RANK] and not (
+        rank == 1 and wanted[J.RANK] == 2 and wanted[J.DIMS + 1] == 1
+    ):  # (n,) for (n, 1)
         return 0
-    if i64_at(array + DESCR)[0] != wanted[EXACT] if wanted[EXACT] != 0 else dtype == 5:
+    if i64_at(array + DESCR)[0] != wanted[J.EXACT] if wanted[J.EXACT] != 0 else dtype == 5:
         return 0
     dims = i64_at(i64_at(array + DIMS_AT)[0])
     for i in range(1, rank):
-        if dims[i] != wanted[DIMS + i]:
+        if dims[i] != wanted[J.DIMS + i]:
             return 0
     n = dims[0]
     if n < 1 or n > most:
         return 0
-    if wanted[CLASSES] != 0:
-        data, many, classes = i64_at(array + DATA)[0], n * wanted[PER_SAMPLE], wanted[CLASSES]
-        if wanted[IGNORED] != 0:
-            fit = labels_or_ignored(data, dtype, many, classes, wanted[IGNORED])
+    if wanted[J.CLASSES] != 0:
+        data, many, classes = i64_at(array + DATA)[0], n * wanted[J.PER_SAMPLE], wanted[J.CLASSES]
+        if wanted[J.IGNORED] != 0:
+            fit = labels_or_ignored(data, dtype, many, classes, wanted[J.IGNORED])
         else:
             fit = labels(data, dtype, many, classes) if classes > 0 else probabilities(data, dtype, many)
         if not fit:
@@ -296,9 +222,9 @@ def words_of(self):
 def there(at, changes):
     """Whether the model is in its slot and this thread may use it, or change it."""
     words = i64_at(at)
-    if at == 0 or words[ARMED] == 0 or not mine(words[TURN_OWNER]):
+    if at == 0 or words[J.ARMED] == 0 or not mine(words[J.TURN_OWNER]):
         return False
-    return not changes or mine(words[TRAINING_OWNER])
+    return not changes or mine(words[J.TRAINING_OWNER])
 
 
 @helper
@@ -306,8 +232,8 @@ def method_of(at, which):
     """Address of a method's words; 0: Python must run the call, since the model is absent or another thread's."""
     if not there(at, False):
         return 0
-    method = i64_at(at)[SHEET] + 8 * (METHODS + which * METHOD_WORDS)
-    if i64_at(method)[SET] == 0 or (i64_at(method)[CHANGES] != 0 and not there(at, True)):
+    method = i64_at(at)[J.SHEET] + 8 * (J.METHODS + which * J.METHOD_WORDS)
+    if i64_at(method)[J.SET] == 0 or (i64_at(method)[J.CHANGES] != 0 and not there(at, True)):
         return 0
     return method
 
@@ -315,18 +241,20 @@ def method_of(at, which):
 @helper
 def rows_of(sheet, method, batch):
     """Address and time of the rows for a batch; 0: they are not cached here."""
-    entry = i64_at(method + 8 * (ROWS_OF + 3 * (KEPT_ROWS if batch == i64_at(sheet)[PLANNED] else batch % KEPT_ROWS)))
+    entry = i64_at(
+        method + 8 * (J.ROWS_OF + 3 * (J.KEPT_ROWS if batch == i64_at(sheet)[J.PLANNED] else batch % J.KEPT_ROWS))
+    )
     return (entry[1], entry[2]) if batch != 0 and entry[0] == batch else (0, 0)
 
 
 @helper
 def batch_given(sheet, mw, given, n):
     """Number of samples in all arguments of a call; 0: Python must check them."""
-    if n != mw[N_ARGUMENTS]:
+    if n != mw[J.N_ARGUMENTS]:
         return 0
     batch = np.int64(0)
     for i in range(n):
-        found = batch_of(sheet, mw[ARGUMENTS + i], given[i], mw[MOST_SAMPLES])
+        found = batch_of(sheet, mw[J.ARGUMENTS + i], given[i], mw[J.MOST_SAMPLES])
         if found == 0 or (i > 0 and found != batch):
             return 0
         batch = found
@@ -337,22 +265,29 @@ def batch_given(sheet, mw, given, n):
 def place(at, k, array, start, batch):
     """Copy samples of an array into their placeholder, for the current call."""
     words = i64_at(at)
-    sheet = words[SHEET]
-    wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
-    many, dtype = batch * wanted[PER_SAMPLE], wanted[AS_IT_IS] if wanted[EXACT] != 0 else dtype_of(sheet, array)
-    source = i64_at(array + DATA)[0] + given_bytes(dtype) * start * wanted[PER_SAMPLE]
+    sheet = words[J.SHEET]
+    wanted, item = placeholder(sheet, k), i64_at(sheet)[J.ITEM]
+    many, dtype = batch * wanted[J.PER_SAMPLE], wanted[J.AS_IT_IS] if wanted[J.EXACT] != 0 else dtype_of(sheet, array)
+    source = i64_at(array + DATA)[0] + given_bytes(dtype) * start * wanted[J.PER_SAMPLE]
     call_copy_rows(
-        words[PIECE] + bytes_of(dtype, item) * wanted[PLACE], source, sheet + 8 * NO_PLACES, 1, many, many, dtype, item
+        words[J.PIECE] + bytes_of(dtype, item) * wanted[J.PLACE],
+        source,
+        sheet + 8 * J.NO_PLACES,
+        1,
+        many,
+        many,
+        dtype,
+        item,
     )
-    words[HOLDS + 2 * k], words[HOLDS + 2 * k + 1] = batch, words[SEQ]
+    words[J.HOLDS + 2 * k], words[J.HOLDS + 2 * k + 1] = batch, words[J.SEQ]
 
 
 @helper
 def held(words, mw):
     """Number of samples in all placeholders of a method; 0: Python must check."""
-    batch, since = np.int64(0), max(words[FORGOT_AT], words[LOOKED_AT])
-    for i in range(mw[N_ARGUMENTS]):
-        k = HOLDS + 2 * mw[ARGUMENTS + i]
+    batch, since = np.int64(0), max(words[J.FORGOT_AT], words[J.LOOKED_AT])
+    for i in range(mw[J.N_ARGUMENTS]):
+        k = J.HOLDS + 2 * mw[J.ARGUMENTS + i]
         if words[k + 1] <= since or (i > 0 and words[k] != batch):
             return 0
         batch = words[k]
@@ -363,22 +298,22 @@ def held(words, mw):
 def run(at, method, which, batch, rows, steps):
     """Run a method's rows, after those of the paths that it reads, and record it; returns whether no kernel trapped."""
     words, mw = i64_at(at), i64_at(method)
-    words[DONE + 2 * which], words[DONE + 2 * which + 1] = batch, words[SEQ]
-    if mw[CHANGES] != 0:
-        words[CHANGED_AT] = words[SEQ]
-    if mw[FORGETS] != 0:
-        words[FORGOT_AT] = words[SEQ]
-    job, piece, item = i64_at(words[SLOT_JOB]), words[PIECE], i64_at(words[SHEET])[ITEM]
-    job[ROWS], job[DEADLINE] = rows, 0
-    for k in range(mw[N_SPANS_OF]):
-        span, last = i64_at(method + 8 * (SPANS_OF + 3 * k)), k == mw[N_SPANS_OF] - 1
-        job[START], job[STOP], job[STEPS] = span[0], span[1], steps if last else 1
-        if words[WORKERS] > 1 and (batch > span[2] or job[STEPS] > 1):
-            job[CODE] = words[RUN_ROWS]
-            call_run_team(words[CONTROL], words[SLOT_JOB], words[WORKERS])
+    words[J.DONE + 2 * which], words[J.DONE + 2 * which + 1] = batch, words[J.SEQ]
+    if mw[J.CHANGES] != 0:
+        words[J.CHANGED_AT] = words[J.SEQ]
+    if mw[J.FORGETS] != 0:
+        words[J.FORGOT_AT] = words[J.SEQ]
+    job, piece, item = i64_at(words[J.SLOT_JOB]), words[J.PIECE], i64_at(words[J.SHEET])[J.ITEM]
+    job[J.ROWS], job[J.DEADLINE] = rows, 0
+    for k in range(mw[J.N_SPANS_OF]):
+        span, last = i64_at(method + 8 * (J.SPANS_OF + 3 * k)), k == mw[J.N_SPANS_OF] - 1
+        job[J.START], job[J.STOP], job[J.STEPS] = span[0], span[1], steps if last else 1
+        if words[J.WORKERS] > 1 and (batch > span[2] or job[J.STEPS] > 1):
+            job[J.CODE] = words[J.RUN_ROWS]
+            call_run_team(words[J.CONTROL], words[J.SLOT_JOB], words[J.WORKERS])
         else:
-            job[TEAM] = 1
-            call_run_rows(words[SLOT_JOB], 0)
+            job[J.TEAM] = 1
+            call_run_rows(words[J.SLOT_JOB], 0)
         if (f32_at(piece)[0] if item == 4 else f64_at(piece)[0]) != 0.0:
             return False
     return True
@@ -389,12 +324,12 @@ def run(at, method, which, batch, rows, steps):
 def fits(sheet, result, batch, out):
     """Whether an object is an array that can receive a result."""
     rw, sw = i64_at(result), i64_at(sheet)
-    if not is_array(sheet, out, sw[DTYPES + (sw[ITEM] == 8)]) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
+    if not is_array(sheet, out, sw[J.DTYPES + (sw[J.ITEM] == 8)]) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
         return False
-    if i32_at(out + RANK_AT)[0] != rw[RESULT_RANK]:
+    if i32_at(out + RANK_AT)[0] != rw[J.RESULT_RANK]:
         return False
-    found, wanted = i64_at(i64_at(out + DIMS_AT)[0]), i64_at(rw[RESULT_DIMS])
-    for k in range(1, rw[RESULT_RANK]):
+    found, wanted = i64_at(i64_at(out + DIMS_AT)[0]), i64_at(rw[J.RESULT_DIMS])
+    for k in range(1, rw[J.RESULT_RANK]):
         if found[k] != wanted[k]:
             return False
     return found[0] == batch
@@ -404,25 +339,25 @@ def fits(sheet, result, batch, out):
 def number(at, result):
     """A scalar result."""
     words = i64_at(at)
-    item = i64_at(words[SHEET])[ITEM]
-    source = words[PIECE] + item * i64_at(result)[RESULT]
+    item = i64_at(words[J.SHEET])[J.ITEM]
+    source = words[J.PIECE] + item * i64_at(result)[J.RESULT]
     return np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
 
 
 @inlined
 def begun(at, method, n, out, objects):
     """Allocate arrays for the results of n samples, or zero sums; returns whether memory sufficed."""
-    sw, answers, sums = i64_at(i64_at(at)[SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
-    for i in range(i64_at(method)[N_ANSWERS]):
-        rw = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS))
+    sw, answers, sums = i64_at(i64_at(at)[J.SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
+    for i in range(i64_at(method)[J.N_ANSWERS]):
+        rw = i64_at(method + 8 * (J.RESULTS_OF + i * J.RESULT_WORDS))
         answers[i], sums[i] = out, 0.0
         if out != 0:
             _incref(out)
-        elif rw[RESULT_RANK] > 0:
-            item_type = sw[DTYPES + (sw[ITEM] == 8)]
-            i64_at(rw[RESULT_DIMS])[0] = n
+        elif rw[J.RESULT_RANK] > 0:
+            item_type = sw[J.DTYPES + (sw[J.ITEM] == 8)]
+            i64_at(rw[J.RESULT_DIMS])[0] = n
             _incref(item_type)
-            answers[i] = new_array(sw[NEW_ARRAY], rw[RESULT_RANK], rw[RESULT_DIMS], item_type)
+            answers[i] = new_array(sw[J.NEW_ARRAY], rw[J.RESULT_RANK], rw[J.RESULT_DIMS], item_type)
             if answers[i] == 0:
                 dropped(i, objects)
                 return False
@@ -441,34 +376,34 @@ def dropped(n, objects):
 def collect(at, method, start, batch, objects):
     """Collect the results of a batch that begins at sample ``start``."""
     words, answers, sums = i64_at(at), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
-    sheet = words[SHEET]
-    item = i64_at(sheet)[ITEM]
-    for i in range(i64_at(method)[N_ANSWERS]):
-        result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
+    sheet = words[J.SHEET]
+    item = i64_at(sheet)[J.ITEM]
+    for i in range(i64_at(method)[J.N_ANSWERS]):
+        result = method + 8 * (J.RESULTS_OF + i * J.RESULT_WORDS)
         rw = i64_at(result)
-        if rw[RESULT_RANK] == MEAN:
+        if rw[J.RESULT_RANK] == J.MEAN:
             sums[i] += sum_of(number(at, result), batch, item)
-        elif rw[RESULT_RANK] == SUM:
+        elif rw[J.RESULT_RANK] == J.SUM:
             sums[i] += number(at, result)
-        elif rw[RESULT_RANK] < 0:
+        elif rw[J.RESULT_RANK] < 0:
             sums[i] = number(at, result)  # unchanged, even -0.0
         else:
-            to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[LENGTH], batch * rw[LENGTH]
-            source = words[PIECE] + item * rw[RESULT]
-            call_copy_rows(to, source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
+            to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[J.LENGTH], batch * rw[J.LENGTH]
+            source = words[J.PIECE] + item * rw[J.RESULT]
+            call_copy_rows(to, source, sheet + 8 * J.NO_PLACES, 1, many, many, np.int64(item == 8), item)
 
 
 @inlined
 def finished(method, n, into, objects):
     """A method's answer: a result, or the dict ``into`` with all of them; 0: out of memory."""
     answers, sums, answer = i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT), into
-    for i in range(i64_at(method)[N_ANSWERS]):
-        rw, one = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS)), answers[i]
-        if rw[RESULT_RANK] < 0:
-            one = _float(sums[i] / n if rw[RESULT_RANK] == MEAN else sums[i])
+    for i in range(i64_at(method)[J.N_ANSWERS]):
+        rw, one = i64_at(method + 8 * (J.RESULTS_OF + i * J.RESULT_WORDS)), answers[i]
+        if rw[J.RESULT_RANK] < 0:
+            one = _float(sums[i] / n if rw[J.RESULT_RANK] == J.MEAN else sums[i])
         if into == 0:
             return one
-        if one == 0 or _dict_set(into, rw[RESULT_NAME], one) != 0:
+        if one == 0 or _dict_set(into, rw[J.RESULT_NAME], one) != 0:
             answer = np.int64(0)
         if one != 0:
             _decref(one)
@@ -482,15 +417,15 @@ def by_name(sheet, mw, given, objects):
 
     Keys are compared by identity, so that none of their code runs.
     """
-    n, found = mw[N_ARGUMENTS], np.int64(0)
+    n, found = mw[J.N_ARGUMENTS], np.int64(0)
     if _dict_size(given) != n:
         return 0
-    arrays, at_key = i64_at(objects), objects + 8 * MOST_ARGUMENTS
+    arrays, at_key = i64_at(objects), objects + 8 * J.MOST_ARGUMENTS
     pair = i64_at(at_key)  # key, value, position
     pair[2] = 0
     while _dict_next(given, at_key + 16, at_key, at_key + 8) != 0:
         for i in range(n):
-            if placeholder(sheet, mw[ARGUMENTS + i])[NAME] == pair[0]:
+            if placeholder(sheet, mw[J.ARGUMENTS + i])[J.NAME] == pair[0]:
                 arrays[i] = pair[1]
                 found += 1
     return objects if found == n else 0
@@ -499,14 +434,14 @@ def by_name(sheet, mw, given, objects):
 @helper
 def apart(sheet, mw, given, n, objects):
     """Address of the arguments of a call with (inputs, others), each a tuple if several; 0: the call has another form."""
-    inputs, many = mw[N_INPUTS], mw[N_ARGUMENTS]
+    inputs, many = mw[J.N_INPUTS], mw[J.N_ARGUMENTS]
     if n != 1 + (many > inputs):
         return 0
     arrays, found = i64_at(objects), np.int64(0)
     for k in range(n):
         wanted, one = inputs if k == 0 else many - inputs, i64_at(given)[k]
         if wanted > 1:
-            if i64_at(one + TYPE)[0] != i64_at(sheet)[TUPLE_TYPE] or i64_at(one + TUPLE_SIZE)[0] != wanted:
+            if i64_at(one + TYPE)[0] != i64_at(sheet)[J.TUPLE_TYPE] or i64_at(one + TUPLE_SIZE)[0] != wanted:
                 return 0
             for i in range(wanted):
                 arrays[found + i] = i64_at(one + TUPLE_ITEMS)[i]
@@ -524,48 +459,48 @@ def answered(self, which, given, n, out, into):
     if method == 0:
         return ASK
     words, mw, objects = i64_at(at), i64_at(method), scratch()
-    sheet = words[SHEET]
-    if (mw[NAMED] != 0) != (into != 0):
+    sheet = words[J.SHEET]
+    if (mw[J.NAMED] != 0) != (into != 0):
         return DICT
-    if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # these take one object
+    if which == J.RUN or (which == J.PREDICT and mw[J.N_ARGUMENTS] > 1):  # these take one object
         if n != 1 or given == 0:
             return ASK
-        kind, one, n = i64_at(i64_at(given)[0] + TYPE)[0], i64_at(given)[0], mw[N_ARGUMENTS]
-        if kind == i64_at(sheet)[DICT_TYPE]:
+        kind, one, n = i64_at(i64_at(given)[0] + TYPE)[0], i64_at(given)[0], mw[J.N_ARGUMENTS]
+        if kind == i64_at(sheet)[J.DICT_TYPE]:
             given = by_name(sheet, mw, one, objects)
-        elif which == PREDICT and kind == i64_at(sheet)[TUPLE_TYPE] and i64_at(one + TUPLE_SIZE)[0] == n:
+        elif which == J.PREDICT and kind == i64_at(sheet)[J.TUPLE_TYPE] and i64_at(one + TUPLE_SIZE)[0] == n:
             given = one + TUPLE_ITEMS
         else:
             given = np.int64(0)
-    elif mw[N_INPUTS] != 0:
-        given, n = apart(sheet, mw, given, n, objects), mw[N_ARGUMENTS]
+    elif mw[J.N_INPUTS] != 0:
+        given, n = apart(sheet, mw, given, n, objects), mw[J.N_ARGUMENTS]
     if given == 0:
         return ASK
-    arrays, planned = i64_at(given), i64_at(sheet)[PLANNED]
+    arrays, planned = i64_at(given), i64_at(sheet)[J.PLANNED]
     many = batch_given(sheet, mw, arrays, n)
     rows, ns = rows_of(sheet, method, min(many, planned))
     if rows == 0:
         return ASK
     rows_rest = rows
     if many > planned:  # a call on one batch needs no divisions
-        if many // planned > LONG_NS // ns:
+        if many // planned > J.LONG_NS // ns:
             return ASK
         if many % planned != 0:
             rows_rest, _ = rows_of(sheet, method, many % planned)
             if rows_rest == 0:
                 return ASK
-    if out != 0 and (into != 0 or many > planned or not fits(sheet, method + 8 * RESULTS_OF, many, out)):
+    if out != 0 and (into != 0 or many > planned or not fits(sheet, method + 8 * J.RESULTS_OF, many, out)):
         return ASK
     if not begun(at, method, many, out, objects):
         return ASK
-    words[SEQ] += 1
+    words[J.SEQ] += 1
     start = np.int64(0)
     while start < many:
         batch = min(many - start, planned)
         for i in range(n):
-            place(at, mw[ARGUMENTS + i], arrays[i], start, batch)
+            place(at, mw[J.ARGUMENTS + i], arrays[i], start, batch)
         if not run(at, method, which, batch, rows if start + planned <= many else rows_rest, 1):
-            dropped(mw[N_ANSWERS], objects)
+            dropped(mw[J.N_ANSWERS], objects)
             return TRAPPED
         collect(at, method, start, batch, objects)
         start += batch
@@ -599,21 +534,21 @@ def called(self, which, given, n, out):
 def steps_run(self, given):
     """Run steps on the data in the placeholders."""
     at = words_of(self)
-    method = method_of(at, STEP)
+    method = method_of(at, J.STEP)
     if method == 0:
         return ASK
     words, mw = i64_at(at), i64_at(method)
     batch = held(words, mw)
-    rows, ns = rows_of(words[SHEET], method, batch)
-    if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[SHEET])[INT_TYPE]:
+    rows, ns = rows_of(words[J.SHEET], method, batch)
+    if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[J.SHEET])[J.INT_TYPE]:
         return ASK
     steps = _long(given[0])
     if steps == -1:
         _clear_error()
-    if steps < 1 or steps > LONG_NS // ns:
+    if steps < 1 or steps > J.LONG_NS // ns:
         return ASK
-    words[SEQ] += 1
-    return _float(number(at, method + 8 * RESULTS_OF)) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+    words[J.SEQ] += 1
+    return _float(number(at, method + 8 * J.RESULTS_OF)) if run(at, method, J.STEP, batch, rows, steps) else TRAPPED
 
 
 @helper
@@ -623,16 +558,16 @@ def item_set(self, name, array):
     if not there(at, True):
         return ASK
     words = i64_at(at)
-    sheet, sw = words[SHEET], i64_at(words[SHEET])
-    for k in range(sw[N_PLACEHOLDERS]):
-        if placeholder(sheet, k)[NAME] == name:
-            batch = batch_of(sheet, k, array, sw[PLANNED])
+    sheet, sw = words[J.SHEET], i64_at(words[J.SHEET])
+    for k in range(sw[J.N_PLACEHOLDERS]):
+        if placeholder(sheet, k)[J.NAME] == name:
+            batch = batch_of(sheet, k, array, sw[J.PLANNED])
             if batch == 0:
                 return ASK
-            words[SEQ] += 1
+            words[J.SEQ] += 1
             place(at, k, array, 0, batch)
-            _incref(sw[NONE])
-            return sw[NONE]
+            _incref(sw[J.NONE])
+            return sw[J.NONE]
     return ASK
 
 
@@ -662,7 +597,7 @@ def method(self, args, n, names, name):
         model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
         given = i64_at(args)
         n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it got arguments
-    which, out = STEP, np.int64(0)
+    which, out = J.STEP, np.int64(0)
     if name == BOUND_NAME and n == 0:
         written = _bound_text()
     elif name == RUN_STEPS_NAME:
@@ -675,14 +610,14 @@ def method(self, args, n, names, name):
             found = item_set(model, given[0], given[1])
     else:
         if name == PREDICT_NAME:
-            written, which = _predict_text(), PREDICT
+            written, which = _predict_text(), J.PREDICT
             if names != 0 and i64_at(names + TUPLE_SIZE)[0] == 1 and words_of(model) != 0:
-                if i64_at(names + TUPLE_ITEMS)[0] == i64_at(i64_at(words_of(model))[SHEET])[OUT_NAME]:
+                if i64_at(names + TUPLE_ITEMS)[0] == i64_at(i64_at(words_of(model))[J.SHEET])[J.OUT_NAME]:
                     out = given[n]
         elif name == EVALUATE_NAME:
-            written, which = _evaluate_text(), EVALUATE
+            written, which = _evaluate_text(), J.EVALUATE
         elif name == RUN_NAME:
-            written, which = _run_text(), RUN
+            written, which = _run_text(), J.RUN
         if names == 0 or out != 0:
             found = called(model, which, args, n, out)
     if found == TRAPPED:

@@ -20,6 +20,8 @@ from time import CLOCK_MONOTONIC
 import numpy as np
 from numba import types
 
+from calcvm.vm.run import job as J
+from calcvm.vm.run import rounds
 from calcvm.vm.run.atomics import (
     atomic_add,
     atomic_load,
@@ -34,92 +36,13 @@ from calcvm.vm.run.atomics import (
     i64_at,
     pause,
 )
-from calcvm.vm.run.job import (
-    AGAIN,
-    ARRIVED,
-    BARRIER,
-    BATCH,
-    BEST,
-    BOXES,
-    BUSY,
-    CLAIM,
-    CODE,
-    COUNT,
-    CROWDED,
-    DEADLINE,
-    END_SPANS,
-    EPOCH,
-    FINISHED,
-    FIRST,
-    FIT,
-    FUNCTIONS,
-    GENERATION,
-    HEAP,
-    HIRED,
-    IMAGE,
-    IMAGE_BYTES,
-    ITEMSIZE,
-    JUDGE,
-    KEEP,
-    KEY,
-    LAPS,
-    LATE_NS,
-    LEARNING,
-    LIMIT,
-    LINE,
-    MEANS,
-    MOST_PENALTY,
-    N_DRAINS,
-    N_END_SPANS,
-    N_RESULTS,
-    N_SAMPLES,
-    N_SPANS,
-    N_TASKS,
-    NEXT,
-    NOT_FINITE,
-    NUMBER,
-    PACE,
-    PARK_AFTER,
-    PARKED,
-    PART,
-    PARTS,
-    PATIENCE,
-    PENALTY,
-    REACHED,
-    READY,
-    ROUNDS,
-    ROW_BYTES,
-    ROWS,
-    ROWS_FULL,
-    ROWS_LAST,
-    ROWS_SHORT,
-    SEED,
-    SEED_OFF,
-    SEMAPHORE,
-    SERVE,
-    SINCE,
-    SLICE,
-    SPANS,
-    SPINS,
-    START,
-    STATUS,
-    STEPS,
-    STOP,
-    STOPPED,
-    SUMS,
-    TABLE,
-    TASKS,
-    TEAM,
-    THREAD,
-    TRAPPED,
-    TURN,
-    UNITS,
-    UNTIL,
-)  # fmt: skip
 from calcvm.vm.run.pace import note, pace_of, team_of
 from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, inlined, permute, scratch  # noqa: F401 (entries)
 
-U = np.uint64
+round_of, rows_of, epoch_key, status_of = map(
+    inlined, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
+)
+begin, average = rounds.passes(inlined, f64_at)
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _getcpuclockid = types.ExternalFunction("pthread_getcpuclockid", types.int32(types.int64, types.int64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -132,7 +55,7 @@ _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 @helper
 def idle(looks):
     """Spin briefly, then yield the processor."""
-    if looks > SPINS:
+    if looks > J.SPINS:
         _sched_yield()
     else:
         pause()
@@ -152,7 +75,7 @@ def ran(control, n_workers):
     """Total nanoseconds for which workers 1 to ``n_workers - 1`` had a core."""
     total, t = 0, scratch()
     for w in range(1, n_workers):
-        _getcpuclockid(i64_at(control + BOXES + w * LINE + THREAD)[0], t)
+        _getcpuclockid(i64_at(control + J.BOXES + w * J.LINE + J.THREAD)[0], t)
         _clock_gettime(i32_at(t)[0], t)
         total += i64_at(t)[0] * 1_000_000_000 + i64_at(t)[1]
     return total
@@ -165,7 +88,7 @@ def await_others(control, job, n_workers, address, value):
     At its next barrier the team shrinks by the number of workers without a core, and so do jobs that start soon.  A worker that
     runs, because its share of a row is the largest, does not count as missing.
     """
-    begun, before, look, took, late = now(), ran(control, n_workers), LATE_NS, 0, False
+    begun, before, look, took, late = now(), ran(control, n_workers), J.LATE_NS, 0, False
     while atomic_load(address) == value:
         _sched_yield()
         took = now() - begun
@@ -173,7 +96,7 @@ def await_others(control, job, n_workers, address, value):
             look = 2 * took
             missing = (n_workers - 1) * took - (ran(control, n_workers) - before)
             if 4 * missing > took:  # a quarter of one worker's time or more: round up to whole workers
-                atomic_store(control + FIT, max(1, n_workers - (4 * missing + 3 * took) // (4 * took)))
+                atomic_store(control + J.FIT, max(1, n_workers - (4 * missing + 3 * took) // (4 * took)))
                 late = True
     if late:
         crowd(control, job, took)
@@ -182,24 +105,24 @@ def await_others(control, job, n_workers, address, value):
 @helper
 def crowd(control, job, lost):
     """Limit jobs to FIT workers for a multiple of the lost time; the limit lasts longer if a larger team soon loses time again."""
-    times, words, t = i64_at(control + CROWDED), i64_at(job), now()
-    again = t - times[0] < AGAIN * times[1]
-    times[1] = min(max(PENALTY * lost, 2 * times[1] if again else 0), MOST_PENALTY)
-    atomic_store(control + CROWDED, t + times[1])
-    if words[DEADLINE] > t + times[1]:
-        words[DEADLINE] = t + times[1]
+    times, words, t = i64_at(control + J.CROWDED), i64_at(job), now()
+    again = t - times[0] < J.AGAIN * times[1]
+    times[1] = min(max(J.PENALTY * lost, 2 * times[1] if again else 0), J.MOST_PENALTY)
+    atomic_store(control + J.CROWDED, t + times[1])
+    if words[J.DEADLINE] > t + times[1]:
+        words[J.DEADLINE] = t + times[1]
 
 
 @helper
 def that_fit(control, job, n_workers):
     """The number of workers a job gets now, up to ``n_workers``; a job that gets fewer ends when more may fit."""
-    words, fit = i64_at(job), atomic_load(control + FIT)
-    if words[TABLE] != 0 and fit < n_workers:  # a fleet, which has no table, waits for no worker
-        until = atomic_load(control + CROWDED)
+    words, fit = i64_at(job), atomic_load(control + J.FIT)
+    if words[J.TABLE] != 0 and fit < n_workers:  # a fleet, which has no table, waits for no worker
+        until = atomic_load(control + J.CROWDED)
         if now() < until:
             n_workers = fit
-            if words[DEADLINE] > until:
-                words[DEADLINE] = until
+            if words[J.DEADLINE] > until:
+                words[J.DEADLINE] = until
     return n_workers
 
 
@@ -207,28 +130,28 @@ def that_fit(control, job, n_workers):
 @helper
 def barrier(control, job, n_workers, worker, phase):
     """Wait for the whole team; returns its size from here on.  The worker that opens it sets this, except between a row's phases."""
-    generation = atomic_load(control + GENERATION)
-    if atomic_add(control + ARRIVED, 1) == n_workers - 1:
-        atomic_store(control + ARRIVED, 0)
-        fit = atomic_load(control + FIT)
+    generation = atomic_load(control + J.GENERATION)
+    if atomic_add(control + J.ARRIVED, 1) == n_workers - 1:
+        atomic_store(control + J.ARRIVED, 0)
+        fit = atomic_load(control + J.FIT)
         if fit < n_workers and phase == 0:
-            atomic_store(job + 8 * TEAM, fit)
-        atomic_store(control + GENERATION, generation + 1)
+            atomic_store(job + 8 * J.TEAM, fit)
+        atomic_store(control + J.GENERATION, generation + 1)
     else:
         spins = 0
-        while atomic_load(control + GENERATION) == generation:
+        while atomic_load(control + J.GENERATION) == generation:
             spins += 1
-            if spins == SPINS and worker == 0:
-                await_others(control, job, n_workers, control + GENERATION, generation)
+            if spins == J.SPINS and worker == 0:
+                await_others(control, job, n_workers, control + J.GENERATION, generation)
             idle(spins)
-    return atomic_load(job + 8 * TEAM)
+    return atomic_load(job + 8 * J.TEAM)
 
 
 @inlined
 def what_rows_need(job):
     """Fields of a job that rows need, read before the loop over steps (1x16x4: 14.0 ns per step; in a call per step 16.2, Zen 4)."""
     words = i64_at(job)
-    return words[BARRIER], job, i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES]
+    return words[J.BARRIER], job, i64_at(words[J.TABLE]), words[J.HEAP], words[J.ROW_BYTES]
 
 
 @inlined
@@ -264,23 +187,23 @@ def run_spans(job, rows, spans, first, last, worker, n_workers):
 def put(job, offset, value):
     """Set an element of the heap."""
     words = i64_at(job)
-    if words[ITEMSIZE] == 4:
-        f32_at(words[HEAP])[offset] = np.float32(value)
+    if words[J.ITEMSIZE] == 4:
+        f32_at(words[J.HEAP])[offset] = np.float32(value)
     else:
-        f64_at(words[HEAP])[offset] = value
+        f64_at(words[J.HEAP])[offset] = value
 
 
 @helper
 def element(job, offset):
     """An element of the heap."""
     words = i64_at(job)
-    return np.float64(f32_at(words[HEAP])[offset]) if words[ITEMSIZE] == 4 else f64_at(words[HEAP])[offset]
+    return np.float64(f32_at(words[J.HEAP])[offset]) if words[J.ITEMSIZE] == 4 else f64_at(words[J.HEAP])[offset]
 
 
 @helper
 def weigh(job, share):
     """Scale the gradient of the loss by a round's share of its learning batch."""
-    put(job, i64_at(job)[SEED_OFF], share)
+    put(job, i64_at(job)[J.SEED_OFF], share)
 
 
 @helper
@@ -289,106 +212,92 @@ def enough(job, k, worker):
 
     Worker 0 decides this one step ahead: a barrier in step ``k + 1`` then lies between its write and the others' read.
     """
-    if worker == 0 and atomic_load(job + 8 * UNTIL) == 0 and now() > i64_at(job)[DEADLINE]:
-        atomic_store(job + 8 * UNTIL, k + 2)
-    return atomic_load(job + 8 * UNTIL) == k + 1
+    if worker == 0 and atomic_load(job + 8 * J.UNTIL) == 0 and now() > i64_at(job)[J.DEADLINE]:
+        atomic_store(job + 8 * J.UNTIL, k + 2)
+    return atomic_load(job + 8 * J.UNTIL) == k + 1
 
 
 # ---------------------------------------------------------------- jobs
 def flush(start, stop):
     """Remove the lines between two addresses from all caches."""
-    for address in range(start, stop, LINE):
+    for address in range(start, stop, J.LINE):
         flush_line(address)
 
 
 def run_rows(job, worker):
     """Run rows [START, STOP), STEPS times."""
     words = i64_at(job)
-    needed, limited, nw = what_rows_need(job), words[DEADLINE] != 0, words[TEAM]
-    rows, start, stop, k = words[ROWS], words[START], words[STOP], 0
-    for k in range(words[STEPS]):
+    needed, limited, nw = what_rows_need(job), words[J.DEADLINE] != 0, words[J.TEAM]
+    rows, start, stop, k = words[J.ROWS], words[J.START], words[J.STOP], 0
+    for k in range(words[J.STEPS]):
         nw = run_span(needed, rows, start, stop, worker, nw)
         if worker >= nw or (limited and enough(job, k, worker)):
             break
     if worker == 0:
-        words[UNITS] = k + 1
+        words[J.UNITS] = k + 1
 
 
 def run_rounds(job, worker):
     """Run rounds [FIRST, FIRST+COUNT) of an epoch: fetch, the round's sections, then those that end a learning batch."""
     words = i64_at(job)
-    control = words[BARRIER]
-    n, batch, learning, nw = words[N_SAMPLES], words[BATCH], words[LEARNING], words[TEAM]
-    per_learning = (learning + batch - 1) // batch
-    spans, end_spans = i64_at(words[SPANS]), i64_at(words[END_SPANS])
+    control = words[J.BARRIER]
+    n, batch, learning, nw = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING], words[J.TEAM]
+    spans, end_spans = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
     ahead = far(job)
-    first_span, last_span = 0, words[N_SPANS]
-    if words[PART] > 0:
-        first_span = words[PART] - 1
-        if words[PART] < words[PARTS]:
-            last_span = words[PART]
-    for k in range(words[FIRST], words[FIRST] + words[COUNT]):
-        start = k // per_learning * learning
-        stop = start + learning if start + learning < n else n
-        base = start + k % per_learning * batch
-        m = batch if base + batch < stop else stop - base
-        rows = words[ROWS_FULL]
-        if m != batch:
-            rows = words[ROWS_SHORT] if stop - start == learning else words[ROWS_LAST]
-        if words[PART] <= 1:
+    first_span, last_span = 0, words[J.N_SPANS]
+    if words[J.PART] > 0:
+        first_span = words[J.PART] - 1
+        if words[J.PART] < words[J.PARTS]:
+            last_span = words[J.PART]
+    for k in range(words[J.FIRST], words[J.FIRST] + words[J.COUNT]):
+        base, m, of_learning, is_last = round_of(n, batch, learning, k)
+        rows = rows_of(words, m, of_learning)
+        if words[J.PART] <= 1:
             fetch(job, base, m, worker)
             if ahead:
                 fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
-            if worker == 0 and words[SEED_OFF] >= 0:
-                weigh(job, m / (stop - start))
+            if worker == 0 and words[J.SEED_OFF] >= 0:
+                weigh(job, m / of_learning)
             if nw > 1:
                 nw = barrier(control, job, nw, worker, 0)
         nw = run_spans(job, rows, spans, first_span, last_span, worker, nw)
-        if 0 < words[PART] < words[PARTS]:
+        if 0 < words[J.PART] < words[J.PARTS]:
             continue
-        if base + m == stop:
-            nw = run_spans(job, rows, end_spans, 0, words[N_END_SPANS], worker, nw)
+        if is_last:
+            nw = run_spans(job, rows, end_spans, 0, words[J.N_END_SPANS], worker, nw)
         if 1 < nw > worker:
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
-            deliver(job, base, m, stop - start)
-            words[REACHED], words[UNITS] = k + 1, k + 1 - words[FIRST]
+            deliver(job, base, m, of_learning)
+            words[J.REACHED], words[J.UNITS] = k + 1, k + 1 - words[J.FIRST]
         if (
-            1 < nw > worker and words[N_DRAINS]
+            1 < nw > worker and words[J.N_DRAINS]
         ):  # a result may lie in a placeholder that other workers fill with the next samples
             nw = barrier(control, job, nw, worker, 0)
-        if worker >= nw or (words[DEADLINE] and enough(job, k, worker)):
+        if worker >= nw or (words[J.DEADLINE] and enough(job, k, worker)):
             break
 
 
 # ---------------------------------------------------------------- tasks
 @helper
-def begin(job):
-    """Start a pass over the samples."""
-    words = i64_at(job)
-    for k in range(words[N_RESULTS]):
-        f64_at(words[SUMS])[k] = 0.0
-
-
-@helper
 def advance(job, most):
     """Run up to ``most`` rounds of a pass with one worker, or the next part of a long round; returns the used share of ``most``."""
     words = i64_at(job)
-    left = words[ROUNDS] - words[FIRST]
-    if words[FIRST] == 0 and words[PART] == 0:
-        begin(job)
-    words[TEAM], words[COUNT] = 1, most if most < left else left
-    if words[PARTS] > 1:
-        words[COUNT] = 1
-        words[PART] += 1
-        call_job(words[CODE], job, 0)
-        if words[PART] == words[PARTS]:
-            words[PART] = 0
-            words[FIRST] += 1
+    left = words[J.ROUNDS] - words[J.FIRST]
+    if words[J.FIRST] == 0 and words[J.PART] == 0:
+        begin(words)
+    words[J.TEAM], words[J.COUNT] = 1, most if most < left else left
+    if words[J.PARTS] > 1:
+        words[J.COUNT] = 1
+        words[J.PART] += 1
+        call_job(words[J.CODE], job, 0)
+        if words[J.PART] == words[J.PARTS]:
+            words[J.PART] = 0
+            words[J.FIRST] += 1
         return most
-    call_job(words[CODE], job, 0)
-    words[FIRST] += words[COUNT]
-    return words[COUNT]
+    call_job(words[J.CODE], job, 0)
+    words[J.FIRST] += words[J.COUNT]
+    return words[J.COUNT]
 
 
 @helper
@@ -400,8 +309,8 @@ def trapped(job):
 def compute(job):
     """Compute results that are functions of totals: write the pass's totals to the heap, and run the rows of each result."""
     words = i64_at(job)
-    needed, rows = what_rows_need(job), words[ROWS_FULL]
-    table, means = i64_at(words[FUNCTIONS]), f64_at(words[MEANS])
+    needed, rows = what_rows_need(job), words[J.ROWS_FULL]
+    table, means = i64_at(words[J.FUNCTIONS]), f64_at(words[J.MEANS])
     i = 1
     for _ in range(table[0]):
         n = table[i]
@@ -420,27 +329,20 @@ def compute(job):
 def conclude(job):
     """Append the means of a whole pass to MEANS; returns the first."""
     words = i64_at(job)
-    sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
-    for k in range(words[N_RESULTS]):
-        means[k] = sums[k] / words[N_SAMPLES]
-    if words[FUNCTIONS]:
+    average(words)
+    means = f64_at(words[J.MEANS])
+    if words[J.FUNCTIONS]:
         compute(job)
-    words[MEANS] += 8 * words[N_RESULTS]
+    words[J.MEANS] += 8 * words[J.N_RESULTS]
     return means[0]
-
-
-@helper
-def epoch_key(seed, epoch):
-    """As `calcvm.vm.memory.epoch.shuffling_key`."""
-    return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
 @helper
 def keep(task):
     """Copy the image of the heap to KEEP."""
     words = i64_at(task)
-    image, kept = i32_at(words[HEAP] + words[IMAGE]), i32_at(words[KEEP])
-    for k in range(words[IMAGE_BYTES] // 4):
+    image, kept = i32_at(words[J.HEAP] + words[J.IMAGE]), i32_at(words[J.KEEP])
+    for k in range(words[J.IMAGE_BYTES] // 4):
         kept[k] = image[k]
 
 
@@ -449,46 +351,41 @@ def end_epoch(task):
     """Finish an epoch after its last round and the judge's: take their means, and decide whether to go on."""
     words = i64_at(task)
     loss = conclude(task)
-    words[FIRST] = 0
-    words[EPOCH] += 1
-    if words[SEED_OFF] >= 0:
+    words[J.FIRST] = 0
+    words[J.EPOCH] += 1
+    if words[J.SEED_OFF] >= 0:
         weigh(task, 1.0)
-    if words[JUDGE]:
-        score = conclude(words[JUDGE])
-        i64_at(words[JUDGE])[FIRST] = 0
-        best = f64_at(task + 8 * BEST)
+    if words[J.JUDGE]:
+        score = conclude(words[J.JUDGE])
+        i64_at(words[J.JUDGE])[J.FIRST] = 0
+        best = f64_at(task + 8 * J.BEST)
         if score < best[0]:
-            best[0], words[SINCE] = score, 0
-            if words[KEEP] and not trapped(task):
+            best[0], words[J.SINCE] = score, 0
+            if words[J.KEEP] and not trapped(task):
                 keep(task)
         else:
-            words[SINCE] += 1
-    if not np.isfinite(loss):
-        words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
-        words[STATUS] = STOPPED
-    if trapped(task):
-        words[STATUS] = TRAPPED
+            words[J.SINCE] += 1
+    words[J.STATUS] = J.TRAPPED if trapped(task) else status_of(words, loss)
 
 
 def run_task(task, budget):
     """Run up to ``budget`` rounds of a task and its judge, from where they stopped, across the ends of epochs."""
     words = i64_at(task)
-    while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
-        judge = words[JUDGE]
-        if words[FIRST] < words[ROUNDS]:
-            words[KEY] = epoch_key(words[SEED], words[EPOCH])
+    while words[J.STATUS] == J.READY and words[J.EPOCH] < words[J.LIMIT] and budget > 0:
+        judge = words[J.JUDGE]
+        if words[J.FIRST] < words[J.ROUNDS]:
+            words[J.KEY] = epoch_key(words[J.SEED], words[J.EPOCH])
             budget -= advance(task, budget)
             if trapped(task):
-                words[STATUS] = TRAPPED
+                words[J.STATUS] = J.TRAPPED
                 continue
-        if words[FIRST] == words[ROUNDS]:
+        if words[J.FIRST] == words[J.ROUNDS]:
             if judge and budget > 0:
                 budget -= advance(judge, budget)
-            if judge == 0 or i64_at(judge)[FIRST] == i64_at(judge)[ROUNDS]:
+            if judge == 0 or i64_at(judge)[J.FIRST] == i64_at(judge)[J.ROUNDS]:
                 end_epoch(task)
-    if words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
-        words[STATUS] = FINISHED
+    if words[J.STATUS] == J.READY and words[J.EPOCH] >= words[J.LIMIT]:
+        words[J.STATUS] = J.FINISHED
 
 
 give_turn = helper(run_task)  # for compiled callers
@@ -501,19 +398,19 @@ def run_fleet(job, worker):
     after a turn that ends past the deadline.
     """
     words = i64_at(job)
-    n, vain = words[N_TASKS], 0
+    n, vain = words[J.N_TASKS], 0
     while vain < n:
-        turn = atomic_add(job + 8 * NEXT, 1)
-        if turn >= n * words[LAPS]:
+        turn = atomic_add(job + 8 * J.NEXT, 1)
+        if turn >= n * words[J.LAPS]:
             break
-        task = i64_at(words[TASKS])[turn % n]
+        task = i64_at(words[J.TASKS])[turn % n]
         vain += 1
-        if atomic_add(task + 8 * CLAIM, 1) == 0 and i64_at(task)[STATUS] == READY:
-            most = i64_at(task)[TURN]
-            give_turn(task, most if 0 < most < words[SLICE] else words[SLICE])
+        if atomic_add(task + 8 * J.CLAIM, 1) == 0 and i64_at(task)[J.STATUS] == J.READY:
+            most = i64_at(task)[J.TURN]
+            give_turn(task, most if 0 < most < words[J.SLICE] else words[J.SLICE])
             vain = 0
-        atomic_add(task + 8 * CLAIM, -1)
-        if words[DEADLINE] and now() > words[DEADLINE]:
+        atomic_add(task + 8 * J.CLAIM, -1)
+        if words[J.DEADLINE] and now() > words[J.DEADLINE]:
             break
 
 
@@ -527,42 +424,42 @@ def run_team(control, job, n_workers):
     words, team, most, pace, begun = i64_at(job), 1, n_workers, 0, 0
     if n_workers > 1:
         n_workers = that_fit(control, job, n_workers)
-    if 1 < n_workers == most and words[PACE] != 0:
+    if 1 < n_workers == most and words[J.PACE] != 0:
         pace, begun = pace_of(control, job), now()
         n_workers = team_of(pace, job, most, begun)
-    mine = n_workers > 1 and atomic_swap(control + BUSY, 1) == 0
+    mine = n_workers > 1 and atomic_swap(control + J.BUSY, 1) == 0
     if mine:
-        if words[TABLE] != 0 and atomic_load(control + FIT) < n_workers:
-            atomic_store(control + FIT, n_workers)
+        if words[J.TABLE] != 0 and atomic_load(control + J.FIT) < n_workers:
+            atomic_store(control + J.FIT, n_workers)
         team = hire(control, n_workers)
-    words[TEAM], words[BARRIER] = team, control
+    words[J.TEAM], words[J.BARRIER] = team, control
     for w in range(1, team):
-        post(control + BOXES + w * LINE, job)
-    call_job(words[CODE], job, 0)
+        post(control + J.BOXES + w * J.LINE, job)
+    call_job(words[J.CODE], job, 0)
     for w in range(1, team):
-        looks, box = 0, control + BOXES + w * LINE
+        looks, box = 0, control + J.BOXES + w * J.LINE
         while atomic_load(box) != 0:
             looks += 1
-            if looks == SPINS and words[TABLE] != 0:
+            if looks == J.SPINS and words[J.TABLE] != 0:
                 await_others(control, job, team, box, job)
             idle(looks)
     if pace != 0:
         t = now()
         note(pace, job, team, most, t, t - begun)
     if mine:
-        atomic_store(control + BUSY, 0)
+        atomic_store(control + J.BUSY, 0)
 
 
 @helper
 def hire(control, n_workers):
     """Ensure that workers 1 to ``n_workers - 1`` exist, if the system has the threads; returns the team's size."""
-    hired = i64_at(control + HIRED)
+    hired = i64_at(control + J.HIRED)
     while hired[0] < n_workers - 1:
-        box = control + BOXES + (hired[0] + 1) * LINE
-        i64_at(box + NUMBER)[0] = hired[0] + 1
+        box = control + J.BOXES + (hired[0] + 1) * J.LINE
+        i64_at(box + J.NUMBER)[0] = hired[0] + 1
         if (
-            _sem_init(box + SEMAPHORE, 0, 0) != 0
-            or _pthread_create(box + THREAD, 0, i64_at(control + SERVE)[0], box) != 0
+            _sem_init(box + J.SEMAPHORE, 0, 0) != 0
+            or _pthread_create(box + J.THREAD, 0, i64_at(control + J.SERVE)[0], box) != 0
         ):
             break
         hired[0] += 1
@@ -573,21 +470,21 @@ def hire(control, n_workers):
 def post(box, job):
     """Give a worker a job, and wake it if it sleeps."""
     atomic_store(box, job)
-    if atomic_load(box + PARKED) and atomic_swap(box + PARKED, 0):
-        _sem_post(box + SEMAPHORE)
+    if atomic_load(box + J.PARKED) and atomic_swap(box + J.PARKED, 0):
+        _sem_post(box + J.SEMAPHORE)
 
 
 def serve(box):
     """A worker's main loop: run each job that arrives in its box, then empty the box."""
-    worker, looks = i64_at(box + NUMBER)[0], 0
-    control = box - BOXES - worker * LINE
+    worker, looks = i64_at(box + J.NUMBER)[0], 0
+    control = box - J.BOXES - worker * J.LINE
     while True:
         job = atomic_load(box)
         if job != 0:
-            call_job(i64_at(job)[CODE], job, worker)
+            call_job(i64_at(job)[J.CODE], job, worker)
             atomic_store(box, 0)
             looks = 0
-        elif looks < SPINS or (looks < PARK_AFTER and not 0 < atomic_load(control + FIT) <= worker):
+        elif looks < J.SPINS or (looks < J.PARK_AFTER and not 0 < atomic_load(control + J.FIT) <= worker):
             looks += 1
             idle(looks)
         else:
@@ -598,7 +495,7 @@ def serve(box):
 @helper
 def park(box):
     """Sleep until a job is posted.  The side that lowers the flag, poster or worker, decides whether there is a token."""
-    atomic_store(box + PARKED, 1)
-    if atomic_load(box) == 0 or atomic_swap(box + PARKED, 0) == 0:
-        while _sem_wait(box + SEMAPHORE) != 0:  # a signal
+    atomic_store(box + J.PARKED, 1)
+    if atomic_load(box) == 0 or atomic_swap(box + J.PARKED, 0) == 0:
+        while _sem_wait(box + J.SEMAPHORE) != 0:  # a signal
             pass

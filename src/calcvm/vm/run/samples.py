@@ -20,35 +20,10 @@ from numba.extending import intrinsic
 
 from calcvm.formulas import sums as formula
 from calcvm.kernels_cpu._common import njit
+from calcvm.vm.run import job as J
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i64_at
-from calcvm.vm.run.job import (
-    ADDRESS,
-    BY_LEARNING,
-    DRAINS,
-    DTYPE,
-    ELEMS,
-    FEED_CELLS,
-    FEED_WORDS,
-    FEEDS,
-    FEW_BITS,
-    FEW_ROUNDS,
-    HEAP,
-    INDEX,
-    ITEMSIZE,
-    KEY,
-    MANY_ROUNDS,
-    N_DRAINS,
-    N_FEEDS,
-    N_RESULTS,
-    N_SAMPLES,
-    OFFSET,
-    RESULTS,
-    SHUFFLE,
-    SUMS,
-    TEAM,
-)
 
-BYTES, FOURS, EIGHTS = FEED_CELLS.values()
+BYTES, FOURS, EIGHTS = J.FEED_CELLS.values()
 LANES = 32  # samples whose indexes are computed together
 WIDTHS = (16, 4, 1)  # elements of the vectors; each copies rows of at least that size
 FAR_BYTES = 1 << 19  # larger arrays do not stay in a core's private caches
@@ -56,7 +31,7 @@ AHEAD_BYTES = 256  # prefetched per row, one round ahead; the hardware prefetche
 
 F32, F64 = ir.FloatType(), ir.DoubleType()
 SOURCES = (F32, F64, ir.IntType(8), ir.IntType(32), I64)  # by a feed's DTYPE
-CELLS = {FEED_CELLS[bits // 8]: ir.IntType(bits) for bits in (8, 32, 64)}
+CELLS = {J.FEED_CELLS[bits // 8]: ir.IntType(bits) for bits in (8, 32, 64)}
 
 
 def helper(fn: Any) -> Any:
@@ -123,7 +98,7 @@ def _permute(tc, places, first, last, n, key):
 
         where, first, last, n, key = args
         bits = b.sub(I64(64), b.ctlz(b.sub(n, I64(1)), ir.IntType(1)(0)))
-        few = b.icmp_unsigned("<=", bits, I64(FEW_BITS))
+        few = b.icmp_unsigned("<=", bits, I64(J.FEW_BITS))
         mask = splat(b.sub(b.shl(I64(1), bits), I64(1)))
         half, n = splat(b.lshr(b.add(bits, I64(1)), I64(1))), splat(n)
 
@@ -138,7 +113,7 @@ def _permute(tc, places, first, last, n, key):
                 y = b.xor(y, b.lshr(y, half))
             return y
 
-        numbers = own(range(MANY_ROUNDS))
+        numbers = own(range(J.MANY_ROUNDS))
         x = b.add(splat(first), ir.Constant(vec, list(range(LANES))))
         x = b.select(b.icmp_signed("<", x, splat(last)), x, splat(last))
         start, walk, done = b.block, b.append_basic_block("walk"), b.append_basic_block("walked")
@@ -149,7 +124,7 @@ def _permute(tc, places, first, last, n, key):
         some = through(old, numbers)
         b.cbranch(few, more, enough)
         b.position_at_end(more)
-        all_ = through(some, own(range(MANY_ROUNDS, FEW_ROUNDS)))
+        all_ = through(some, own(range(J.MANY_ROUNDS, J.FEW_ROUNDS)))
         b.branch(enough)
         b.position_at_end(enough)
         z = b.phi(vec)
@@ -246,13 +221,13 @@ def call_copy_rows(tc, dst, src, places, rows, stride, length, dtype, size):
 def locate(job, places, first, m):
     """Indexes in the arrays of a pass's samples first, first + 1, ...; m <= LANES."""
     words, out = i64_at(job), i64_at(places)
-    if words[SHUFFLE]:
-        call_permute(places, first, first + m - 1, words[N_SAMPLES], words[KEY])
+    if words[J.SHUFFLE]:
+        call_permute(places, first, first + m - 1, words[J.N_SAMPLES], words[J.KEY])
     else:
         for i in range(m):
             out[i] = first + i
-    if words[INDEX]:
-        index = i64_at(words[INDEX])
+    if words[J.INDEX]:
+        index = i64_at(words[J.INDEX])
         for i in range(m):
             out[i] = index[out[i]]
 
@@ -267,8 +242,8 @@ def bytes_of(dtype, size):
 def fetch(job, base, n, worker):
     """Copy samples base, base + 1, ... of a pass into the placeholders; workers share the batch."""
     words, places = i64_at(job), scratch()
-    size, scattered = words[ITEMSIZE], words[SHUFFLE] | words[INDEX]
-    at, stop = n * worker // words[TEAM], n * (worker + 1) // words[TEAM]
+    size, scattered = words[J.ITEMSIZE], words[J.SHUFFLE] | words[J.INDEX]
+    at, stop = n * worker // words[J.TEAM], n * (worker + 1) // words[J.TEAM]
     while at < stop:
         m = stop - at
         rows, together = 1, m  # a contiguous part of the arrays
@@ -278,11 +253,11 @@ def fetch(job, base, n, worker):
             locate(job, places, base + at, m)
         else:
             i64_at(places)[0] = base + at
-        for k in range(words[N_FEEDS]):
-            feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
-            e = feed[ELEMS]
-            dst = words[HEAP] + bytes_of(feed[DTYPE], size) * (feed[OFFSET] + at * e)
-            call_copy_rows(dst, feed[ADDRESS], places, rows, e, together * e, feed[DTYPE], size)
+        for k in range(words[J.N_FEEDS]):
+            feed = i64_at(words[J.FEEDS] + 8 * J.FEED_WORDS * k)
+            e = feed[J.ELEMS]
+            dst = words[J.HEAP] + bytes_of(feed[J.DTYPE], size) * (feed[J.OFFSET] + at * e)
+            call_copy_rows(dst, feed[J.ADDRESS], places, rows, e, together * e, feed[J.DTYPE], size)
         at += m
 
 
@@ -294,31 +269,31 @@ def given_bytes(dtype):
 
 @helper
 def sample_bytes(feed):
-    return i64_at(feed)[ELEMS] * given_bytes(i64_at(feed)[DTYPE])
+    return i64_at(feed)[J.ELEMS] * given_bytes(i64_at(feed)[J.DTYPE])
 
 
 @helper
 def far(job):
     """Whether a pass has random access to arrays that do not stay in a core's private caches."""
     words, total = i64_at(job), 0
-    for k in range(words[N_FEEDS]):
-        total += sample_bytes(words[FEEDS] + 8 * FEED_WORDS * k)
-    return (words[SHUFFLE] | words[INDEX]) != 0 and total * words[N_SAMPLES] > FAR_BYTES
+    for k in range(words[J.N_FEEDS]):
+        total += sample_bytes(words[J.FEEDS] + 8 * J.FEED_WORDS * k)
+    return (words[J.SHUFFLE] | words[J.INDEX]) != 0 and total * words[J.N_SAMPLES] > FAR_BYTES
 
 
 @helper
 def fetch_ahead(job, base, n, worker):
     """Prefetch the lines that `fetch` of these samples will read: 32 rows of 64 B out of 20 MB take 0.4 us instead of 1.6."""
     words, places = i64_at(job), scratch()
-    at, stop = n * worker // words[TEAM], n * (worker + 1) // words[TEAM]
+    at, stop = n * worker // words[J.TEAM], n * (worker + 1) // words[J.TEAM]
     while at < stop:
         m = LANES if stop - at > LANES else stop - at
         locate(job, places, base + at, m)
-        for k in range(words[N_FEEDS]):
-            feed = words[FEEDS] + 8 * FEED_WORDS * k
+        for k in range(words[J.N_FEEDS]):
+            feed = words[J.FEEDS] + 8 * J.FEED_WORDS * k
             row_bytes = sample_bytes(feed)
             for i in range(m):
-                row = i64_at(feed)[ADDRESS] + i64_at(places)[i] * row_bytes
+                row = i64_at(feed)[J.ADDRESS] + i64_at(places)[i] * row_bytes
                 for byte in range(0, AHEAD_BYTES if row_bytes > AHEAD_BYTES else row_bytes, 64):
                     prefetch(row + byte)
         at += m
@@ -332,20 +307,20 @@ def deliver(job, base, n, of_learning):
     `calcvm.vm.memory.epoch`): it is weighted by the samples of the pass, or, below -BY_LEARNING, by those of its learning batch.
     """
     words, places = i64_at(job), scratch()
-    heap, size = words[HEAP], words[ITEMSIZE]
+    heap, size = words[J.HEAP], words[J.ITEMSIZE]
     i64_at(places)[0] = 0
-    for k in range(words[N_DRAINS]):
-        drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
-        e = drain[ELEMS]
-        each = bytes_of(drain[DTYPE], size)
-        dst, src = drain[ADDRESS] + each * base * e, heap + each * drain[OFFSET]
-        call_copy_rows(dst, src, places, 1, 0, n * e, drain[DTYPE], size)
-    sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
-    for k in range(words[N_RESULTS]):
+    for k in range(words[J.N_DRAINS]):
+        drain = i64_at(words[J.DRAINS] + 8 * J.FEED_WORDS * k)
+        e = drain[J.ELEMS]
+        each = bytes_of(drain[J.DTYPE], size)
+        dst, src = drain[J.ADDRESS] + each * base * e, heap + each * drain[J.OFFSET]
+        call_copy_rows(dst, src, places, 1, 0, n * e, drain[J.DTYPE], size)
+    sums, offsets = f64_at(words[J.SUMS]), i64_at(words[J.RESULTS])
+    for k in range(words[J.N_RESULTS]):
         off = offsets[k]
         weight = n
         if off < 0:
-            weight = words[N_SAMPLES] if off >= -BY_LEARNING else of_learning
-            off = (-1 - off) % BY_LEARNING
+            weight = words[J.N_SAMPLES] if off >= -J.BY_LEARNING else of_learning
+            off = (-1 - off) % J.BY_LEARNING
         value = np.float64(f32_at(heap)[off]) if size == 4 else f64_at(heap)[off]
         sums[k] += sum_of(value, n, size) if offsets[k] >= 0 else value * weight

@@ -42,86 +42,26 @@ from calcvm.kernels_cuda._cuda import (
     u8_at,
     warp_size,
 )
+from calcvm.kernels_cuda.random import mix
+from calcvm.kernels_shared.random import GOLDEN
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
 from calcvm.vm.program.encoding import FLAG_PHASES
-from calcvm.vm.run.job import (
-    ADDRESS,
-    BARRIER,
-    BATCH,
-    BEST,
-    BY_LEARNING,
-    COUNT,
-    DRAINS,
-    DTYPE,
-    ELEMS,
-    END_SPANS,
-    EPOCH,
-    FEED_CELLS,
-    FEED_WORDS,
-    FEEDS,
-    FEW_BITS,
-    FEW_ROUNDS,
-    FINISHED,
-    FIRST,
-    FUNCTIONS,
-    HEAP,
-    IMAGE,
-    IMAGE_BYTES,
-    INDEX,
-    ITEMSIZE,
-    JUDGE,
-    KEEP,
-    KEY,
-    LEARNING,
-    LIMIT,
-    MANY_ROUNDS,
-    MEANS,
-    N_DRAINS,
-    N_END_SPANS,
-    N_FEEDS,
-    N_RESULTS,
-    N_SAMPLES,
-    N_SPANS,
-    N_TASKS,
-    NEXT,
-    NOT_FINITE,
-    OFFSET,
-    PATIENCE,
-    READY,
-    RESULTS,
-    ROUNDS,
-    ROW_BYTES,
-    ROWS,
-    ROWS_FULL,
-    ROWS_LAST,
-    ROWS_SHORT,
-    SEED,
-    SEED_OFF,
-    SHUFFLE,
-    SINCE,
-    SLICE,
-    SPANS,
-    STAGED,
-    START,
-    STATUS,
-    STEPS,
-    STOP,
-    STOPPED,
-    SUMS,
-    TASKS,
-    TRAPPED,
-)
+from calcvm.vm.run import job as J
+from calcvm.vm.run import rounds
 
-BYTES, FOURS, EIGHTS = FEED_CELLS.values()  # DTYPE of feeds and drains that are copied unchanged
+BYTES, FOURS, EIGHTS = J.FEED_CELLS.values()  # DTYPE of feeds and drains that are copied unchanged
 
 U = np.uint64
-GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
 
 # Words of a grid's control block, each on a separate cache line; all but PATIENCE_NS are 0 when a launch begins.
 ARRIVED, STAGED_ROUNDS, TAKEN_ROUNDS, GAVE_UP, PATIENCE_NS = range(0, 40, 8)
 CONTROL_BYTES = 8 * 48
 LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words in the block's shared memory, after two rows
 sum_of = device(formula.sum_of)
+round_at, rows_of, epoch_key, status_of = map(
+    device, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
+)
+begin, average = rounds.passes(device, f64_at)
 
 
 # ---------------------------------------------------------------- waiting
@@ -160,19 +100,11 @@ def meet(control, nw):
 
 # ---------------------------------------------------------------- samples
 @device
-def mix(x):
-    """SplitMix64's finalizer."""
-    x = (x ^ (x >> U(30))) * MIX_1
-    x = (x ^ (x >> U(27))) * MIX_2
-    return x ^ (x >> U(31))
-
-
-@device
 def permuted(i, n, key):
     """Position of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` computes from ``key``."""
     bits = bit_length(n - 1)
     mask, half = (U(1) << U(bits)) - U(1), U((bits + 1) // 2)
-    rounds = FEW_ROUNDS if bits <= FEW_BITS else MANY_ROUNDS
+    rounds = J.FEW_ROUNDS if bits <= J.FEW_BITS else J.MANY_ROUNDS
     y, out = U(i), True
     while out:
         k, r = U(key), 0
@@ -189,10 +121,10 @@ def permuted(i, n, key):
 @device
 def place(words, i):
     """Index in the arrays of sample ``i`` of a pass."""
-    if words[SHUFFLE]:
-        i = permuted(i, words[N_SAMPLES], words[KEY])
-    if words[INDEX]:
-        i = i64_at(words[INDEX])[i]
+    if words[J.SHUFFLE]:
+        i = permuted(i, words[J.N_SAMPLES], words[J.KEY])
+    if words[J.INDEX]:
+        i = i64_at(words[J.INDEX])[i]
     return i
 
 
@@ -234,9 +166,9 @@ def copy_cells(n, dtype, address, of, there, to):
 @device
 def fetch_one(words, feed, y, base, lo, hi):
     """Copy samples base + lo, ... base + hi - 1 of a pass to rows lo, ... hi - 1 of ``y``."""
-    e = feed[ELEMS]
-    if words[SHUFFLE] == 0 and words[INDEX] == 0:  # a contiguous part of the array
-        read_array((hi - lo) * e, feed[ADDRESS], feed[DTYPE], (base + lo) * e, at(y, lo * e), thread(), threads())
+    e = feed[J.ELEMS]
+    if words[J.SHUFFLE] == 0 and words[J.INDEX] == 0:  # a contiguous part of the array
+        read_array((hi - lo) * e, feed[J.ADDRESS], feed[J.DTYPE], (base + lo) * e, at(y, lo * e), thread(), threads())
         return
     width, shift = 1, 0  # lanes that share a sample
     while width < e and width < warp_size():
@@ -244,16 +176,16 @@ def fetch_one(words, feed, y, base, lo, hi):
     i = lo + (thread() >> shift)
     while i < hi:
         of = place(words, base + i) * e
-        read_array(e, feed[ADDRESS], feed[DTYPE], of, at(y, i * e), thread() & (width - 1), width)
+        read_array(e, feed[J.ADDRESS], feed[J.DTYPE], of, at(y, i * e), thread() & (width - 1), width)
         i += threads() >> shift
 
 
 @device
 def fetch_cells(words, feed, address, first, base, lo, hi):
     """As `fetch_one`, for unchanged data, to elements from ``first`` on of the memory at an address."""
-    if feed[DTYPE] == BYTES:
+    if feed[J.DTYPE] == BYTES:
         fetch_one(words, feed, at(u8_at(address), first), base, lo, hi)
-    elif feed[DTYPE] == FOURS:
+    elif feed[J.DTYPE] == FOURS:
         fetch_one(words, feed, at(i32_at(address), first), base, lo, hi)
     else:
         fetch_one(words, feed, at(i64_at(address), first), base, lo, hi)
@@ -264,12 +196,12 @@ def fetch(words, h, base, m, w, nw):
     """Copy samples base, base + 1, ... of a pass into the placeholders; workers share the batch."""
     lo, hi = part_of(m, w, nw)
     k = 0
-    while k < words[N_FEEDS]:
-        feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
-        if feed[DTYPE] < BYTES:
-            fetch_one(words, feed, at(h, feed[OFFSET]), base, lo, hi)
+    while k < words[J.N_FEEDS]:
+        feed = i64_at(words[J.FEEDS] + 8 * J.FEED_WORDS * k)
+        if feed[J.DTYPE] < BYTES:
+            fetch_one(words, feed, at(h, feed[J.OFFSET]), base, lo, hi)
         else:
-            fetch_cells(words, feed, words[HEAP], feed[OFFSET], base, lo, hi)
+            fetch_cells(words, feed, words[J.HEAP], feed[J.OFFSET], base, lo, hi)
         k += 1
 
 
@@ -278,14 +210,14 @@ def take_staged(words, h, m, w, nw):
     """Copy the samples that `stage` has brought into the placeholders."""
     lo, hi = part_of(m, w, nw)
     k = 0
-    while k < words[N_FEEDS]:
-        staged = i64_at(words[STAGED] + 8 * FEED_WORDS * k)
-        e, dtype = staged[ELEMS], staged[DTYPE]
-        n, of, to = (hi - lo) * e, lo * e, staged[OFFSET] + lo * e
+    while k < words[J.N_FEEDS]:
+        staged = i64_at(words[J.STAGED] + 8 * J.FEED_WORDS * k)
+        e, dtype = staged[J.ELEMS], staged[J.DTYPE]
+        n, of, to = (hi - lo) * e, lo * e, staged[J.OFFSET] + lo * e
         if dtype < BYTES:
-            read_array(n, staged[ADDRESS], dtype, of, at(h, to), thread(), threads())
+            read_array(n, staged[J.ADDRESS], dtype, of, at(h, to), thread(), threads())
         else:
-            copy_cells(n, dtype, staged[ADDRESS], of, words[HEAP], to)
+            copy_cells(n, dtype, staged[J.ADDRESS], of, words[J.HEAP], to)
         k += 1
 
 
@@ -294,110 +226,67 @@ def deliver(words, h, base, m, of_learning, w, nw):
     """Copy a batch's results out, in sample order, and add up weighted scalars."""
     lo, hi = part_of(m, w, nw)
     k = 0
-    while k < words[N_DRAINS]:
-        drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
-        e = drain[ELEMS]
-        n, of, to = (hi - lo) * e, drain[OFFSET] + lo * e, (base + lo) * e
-        if drain[DTYPE] == 0:
-            convert(n, at(h, of), at(f32_at(drain[ADDRESS]), to), thread(), threads())
-        elif drain[DTYPE] < BYTES:
-            convert(n, at(h, of), at(f64_at(drain[ADDRESS]), to), thread(), threads())
+    while k < words[J.N_DRAINS]:
+        drain = i64_at(words[J.DRAINS] + 8 * J.FEED_WORDS * k)
+        e = drain[J.ELEMS]
+        n, of, to = (hi - lo) * e, drain[J.OFFSET] + lo * e, (base + lo) * e
+        if drain[J.DTYPE] == 0:
+            convert(n, at(h, of), at(f32_at(drain[J.ADDRESS]), to), thread(), threads())
+        elif drain[J.DTYPE] < BYTES:
+            convert(n, at(h, of), at(f64_at(drain[J.ADDRESS]), to), thread(), threads())
         else:
-            copy_cells(n, drain[DTYPE], words[HEAP], of, drain[ADDRESS], to)
+            copy_cells(n, drain[J.DTYPE], words[J.HEAP], of, drain[J.ADDRESS], to)
         k += 1
     if is_first(w):
-        sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
+        sums, offsets = f64_at(words[J.SUMS]), i64_at(words[J.RESULTS])
         k = 0
-        while k < words[N_RESULTS]:
+        while k < words[J.N_RESULTS]:
             off = offsets[k]
             if off >= 0:
-                sums[k] += sum_of(np.float64(h[off]), m, words[ITEMSIZE])
-            elif off >= -BY_LEARNING:  # sums over samples, as in `calcvm.vm.run.samples`
-                sums[k] += np.float64(h[-1 - off]) * words[N_SAMPLES]
+                sums[k] += sum_of(np.float64(h[off]), m, words[J.ITEMSIZE])
+            elif off >= -J.BY_LEARNING:  # sums over samples, as in `calcvm.vm.run.samples`
+                sums[k] += np.float64(h[-1 - off]) * words[J.N_SAMPLES]
             else:
-                sums[k] += np.float64(h[-1 - off - BY_LEARNING]) * of_learning
+                sums[k] += np.float64(h[-1 - off - J.BY_LEARNING]) * of_learning
             k += 1
 
 
 # ---------------------------------------------------------------- rounds and epochs
 @device
 def round_of(words, k):
-    """Round ``k`` of a pass: its first sample, its size, the size of its learning batch, whether it ends that."""
-    n, batch, learning = words[N_SAMPLES], words[BATCH], words[LEARNING]
-    per_learning = (learning + batch - 1) // batch
-    start = k // per_learning * learning
-    stop = min(start + learning, n)
-    base = start + k % per_learning * batch
-    m = min(batch, stop - base)
-    return base, m, stop - start, base + m == stop
-
-
-@device
-def rows_of(words, m, of_learning):
-    """Address of the rows patched for a round of ``m`` samples."""
-    if m == words[BATCH]:
-        return words[ROWS_FULL]
-    return words[ROWS_SHORT] if of_learning == words[LEARNING] else words[ROWS_LAST]
+    return round_at(words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING], k)
 
 
 @device
 def weigh(words, h, part):
     """Scale the gradient of the loss by a round's share of its learning batch."""
-    if words[SEED_OFF] >= 0:
-        h[words[SEED_OFF]] = like(h, part)
-
-
-@device
-def begin(words):
-    """Start a pass over the samples."""
-    k = 0
-    while k < words[N_RESULTS]:
-        f64_at(words[SUMS])[k] = 0.0
-        k += 1
-
-
-@device
-def average(words):
-    """Write the means of a whole pass to MEANS."""
-    sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
-    k = 0
-    while k < words[N_RESULTS]:
-        means[k] = sums[k] / words[N_SAMPLES]
-        k += 1
+    if words[J.SEED_OFF] >= 0:
+        h[words[J.SEED_OFF]] = like(h, part)
 
 
 @device
 def conclude(words):
     """The first mean of a whole pass; advances MEANS for the next pass."""
-    loss = f64_at(words[MEANS])[0]
-    words[MEANS] += 8 * words[N_RESULTS]
+    loss = f64_at(words[J.MEANS])[0]
+    words[J.MEANS] += 8 * words[J.N_RESULTS]
     return loss
-
-
-@device
-def epoch_key(seed, epoch):
-    """As `calcvm.vm.memory.epoch.shuffling_key`."""
-    return np.int64((U(seed) * GOLDEN + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
 @device
 def end_epoch(words, h):
     """Finish an epoch after its last round and its judge's, in one thread: take the means, and decide whether to go on."""
     loss = conclude(words)
-    words[FIRST] = 0
-    words[EPOCH] += 1
+    words[J.FIRST] = 0
+    words[J.EPOCH] += 1
     weigh(words, h, 1.0)
-    if words[JUDGE]:
-        score, best = conclude(i64_at(words[JUDGE])), as_f64_word(words, BEST)
+    if words[J.JUDGE]:
+        score, best = conclude(i64_at(words[J.JUDGE])), as_f64_word(words, J.BEST)
         if score < best[0]:
             best[0] = score
-            words[SINCE] = 0
+            words[J.SINCE] = 0
         else:
-            words[SINCE] += 1
-    if not loss - loss == 0.0:
-        words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
-        words[STATUS] = STOPPED
+            words[J.SINCE] += 1
+    words[J.STATUS] = status_of(words, loss)
 
 
 @device
@@ -460,12 +349,12 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     @device(inline=False)
     def run_rounds(words, start, count, w, nw):
         """Run rounds [start, start + count) of a pass with ``nw`` workers."""
-        h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
-        spans, ends = i64_at(words[SPANS]), i64_at(words[END_SPANS])
+        h, control = heap_at(words[J.HEAP]), i64_at(words[J.BARRIER])
+        spans, ends = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
         k, late = start, 0
         while k < start + count and late == 0:
             base, m, of_learning, is_last = round_of(words, k)
-            if words[STAGED]:
+            if words[J.STAGED]:
                 late = wait_until(at(control, STAGED_ROUNDS), k - start + 1, control)
                 take_staged(words, h, m, w, nw)
             else:
@@ -474,17 +363,17 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 weigh(words, h, np.float64(m) / np.float64(of_learning))
             if late == 0:
                 late = meet(control, nw)
-            if words[STAGED] and is_first(w):
+            if words[J.STAGED] and is_first(w):
                 atomic_add(at(control, TAKEN_ROUNDS), 1)
-            rows, n_spans = rows_of(words, m, of_learning), words[N_SPANS]
-            n_all = n_spans + words[N_END_SPANS] if is_last else n_spans
+            rows, n_spans = rows_of(words, m, of_learning), words[J.N_SPANS]
+            n_all = n_spans + words[J.N_END_SPANS] if is_last else n_spans
             s = 0
             while s < n_all and late == 0:
                 span = at(spans, 2 * s) if s < n_spans else at(ends, 2 * (s - n_spans))
-                late = run_span(h, rows, words[ROW_BYTES], span[0], span[1], control, w, nw)
+                late = run_span(h, rows, words[J.ROW_BYTES], span[0], span[1], control, w, nw)
                 s += 1
             deliver(words, h, base, m, of_learning, w, nw)
-            if words[N_DRAINS] and late == 0:
+            if words[J.N_DRAINS] and late == 0:
                 late = meet(control, nw)
             k += 1
         return late
@@ -492,19 +381,19 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     @device
     def stage(words, start, count):
         """The feeder, a block beside the workers: it brings the next round's samples while they run the current one."""
-        control = i64_at(words[BARRIER])
+        control = i64_at(words[J.BARRIER])
         k, late = 0, 0
         while k < count and late == 0:
             base, m, _, _ = round_of(words, start + k)
             late = wait_until(at(control, TAKEN_ROUNDS), k, control)
             f = 0
-            while f < words[N_FEEDS]:
-                staged = i64_at(words[STAGED] + 8 * FEED_WORDS * f)
-                feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * f)
-                if feed[DTYPE] < BYTES:
-                    fetch_one(words, feed, heap_at(staged[ADDRESS]), base, 0, m)
+            while f < words[J.N_FEEDS]:
+                staged = i64_at(words[J.STAGED] + 8 * J.FEED_WORDS * f)
+                feed = i64_at(words[J.FEEDS] + 8 * J.FEED_WORDS * f)
+                if feed[J.DTYPE] < BYTES:
+                    fetch_one(words, feed, heap_at(staged[J.ADDRESS]), base, 0, m)
                 else:
-                    fetch_cells(words, feed, staged[ADDRESS], 0, base, 0, m)
+                    fetch_cells(words, feed, staged[J.ADDRESS], 0, base, 0, m)
                 f += 1
             sync()
             if thread() == 0:
@@ -517,9 +406,9 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
         if thread() == 0:
             average(words)
         sync()
-        if words[FUNCTIONS]:
-            h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
-            table, means = i64_at(words[FUNCTIONS]), f64_at(words[MEANS])
+        if words[J.FUNCTIONS]:
+            h, control = heap_at(words[J.HEAP]), i64_at(words[J.BARRIER])
+            table, means = i64_at(words[J.FUNCTIONS]), f64_at(words[J.MEANS])
             f, i = 0, 1
             while f < table[0]:
                 stop = i + 1 + 2 * table[i]
@@ -531,7 +420,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 sync()
                 i, k = stop + 1 + table[stop], stop + 1
                 while k < i:
-                    run_span(h, words[ROWS_FULL], words[ROW_BYTES], table[k], table[k] + 1, control, 0, 1)
+                    run_span(h, words[J.ROWS_FULL], words[J.ROW_BYTES], table[k], table[k] + 1, control, 0, 1)
                     k += 1
                 sync()
                 if thread() == 0:
@@ -542,78 +431,78 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     @device
     def run_turn(words, budget):
         """Run up to ``budget`` rounds of a task in this block, across the ends of its epochs."""
-        h = heap_at(words[HEAP])
-        while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
-            start = words[FIRST]
-            count = min(budget, words[ROUNDS] - start)
-            ended = start + count == words[ROUNDS]
+        h = heap_at(words[J.HEAP])
+        while words[J.STATUS] == J.READY and words[J.EPOCH] < words[J.LIMIT] and budget > 0:
+            start = words[J.FIRST]
+            count = min(budget, words[J.ROUNDS] - start)
+            ended = start + count == words[J.ROUNDS]
             sync()
             if thread() == 0 and start == 0:
                 begin(words)
-                words[KEY] = epoch_key(words[SEED], words[EPOCH])
+                words[J.KEY] = epoch_key(words[J.SEED], words[J.EPOCH])
             sync()
             run_rounds(words, start, count, 0, 1)
             sync()
             trapped = h[0] != 0
-            if ended and words[JUDGE] and not trapped:
-                judge = i64_at(words[JUDGE])
+            if ended and words[J.JUDGE] and not trapped:
+                judge = i64_at(words[J.JUDGE])
                 if thread() == 0:
                     begin(judge)
                 sync()
-                run_rounds(judge, 0, judge[ROUNDS], 0, 1)
+                run_rounds(judge, 0, judge[J.ROUNDS], 0, 1)
                 sync()
                 end_pass(judge)
             if ended and not trapped:
                 end_pass(words)
             if thread() == 0:
-                words[FIRST] = start + count
+                words[J.FIRST] = start + count
                 if trapped:
-                    words[STATUS] = TRAPPED
+                    words[J.STATUS] = J.TRAPPED
                 elif ended:
                     end_epoch(words, h)
                     if h[0] != 0:
-                        words[STATUS] = TRAPPED
+                        words[J.STATUS] = J.TRAPPED
             sync()
-            if ended and words[KEEP] and words[SINCE] == 0 and words[STATUS] != TRAPPED:
-                copy_cells(words[IMAGE_BYTES] // 4, FOURS, words[HEAP] + words[IMAGE], 0, words[KEEP], 0)
+            if ended and words[J.KEEP] and words[J.SINCE] == 0 and words[J.STATUS] != J.TRAPPED:
+                copy_cells(words[J.IMAGE_BYTES] // 4, FOURS, words[J.HEAP] + words[J.IMAGE], 0, words[J.KEEP], 0)
             budget -= count
         sync()
-        if thread() == 0 and words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
-            words[STATUS] = FINISHED
+        if thread() == 0 and words[J.STATUS] == J.READY and words[J.EPOCH] >= words[J.LIMIT]:
+            words[J.STATUS] = J.FINISHED
 
     def rows(job):
         """Run rows [START, STOP), STEPS times."""
         words = i64_at(job)
-        h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
+        h, control = heap_at(words[J.HEAP]), i64_at(words[J.BARRIER])
         step, late = 0, 0
-        while step < words[STEPS] and late == 0:
-            rows = words[ROWS]
-            late = run_span(h, rows, words[ROW_BYTES], words[START], words[STOP], control, block(), blocks())
+        while step < words[J.STEPS] and late == 0:
+            rows = words[J.ROWS]
+            late = run_span(h, rows, words[J.ROW_BYTES], words[J.START], words[J.STOP], control, block(), blocks())
             step += 1
 
     def rounds(job):
         """Run rounds [FIRST, FIRST + COUNT) of a pass; if samples are staged, the last block is the feeder."""
         words = i64_at(job)
         nw = blocks()
-        if words[STAGED]:
+        if words[J.STAGED]:
             nw -= 1
         if block() == nw:
-            stage(words, words[FIRST], words[COUNT])
+            stage(words, words[J.FIRST], words[J.COUNT])
         else:
-            run_rounds(words, words[FIRST], words[COUNT], block(), nw)
+            run_rounds(words, words[J.FIRST], words[J.COUNT], block(), nw)
 
     def fleet(job):
         """Run a turn of SLICE rounds for each task; blocks take tasks from a queue, and do not wait for each other."""
         words = i64_at(job)
         turn = 0
-        while turn < words[N_TASKS]:
+        while turn < words[J.N_TASKS]:
             sync()
             if thread() == 0:
-                shared_words()[TURN] = atomic_add(at(words, NEXT), 1)
+                shared_words()[TURN] = atomic_add(at(words, J.NEXT), 1)
             sync()
             turn = shared_words()[TURN]
-            if turn < words[N_TASKS]:
-                run_turn(i64_at(i64_at(words[TASKS])[turn]), words[SLICE])
+            if turn < words[J.N_TASKS]:
+                run_turn(i64_at(i64_at(words[J.TASKS])[turn]), words[J.SLICE])
 
     def row(heap, address, phase):
         """Run a phase of a row, if the row has it at the current batch, as a separate launch."""
@@ -624,8 +513,8 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     def bring(job):
         """Copy the samples of round FIRST into the placeholders, as a separate launch."""
         words = i64_at(job)
-        h = heap_at(words[HEAP])
-        base, m, of_learning, _ = round_of(words, words[FIRST])
+        h = heap_at(words[J.HEAP])
+        base, m, of_learning, _ = round_of(words, words[J.FIRST])
         fetch(words, h, base, m, block(), blocks())
         if is_first(block()):
             weigh(words, h, np.float64(m) / np.float64(of_learning))
@@ -633,10 +522,10 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     def hand_over(job):
         """Deliver the results of round FIRST with one block, which then counts the round."""
         words = i64_at(job)
-        base, m, of_learning, _ = round_of(words, words[FIRST])
-        deliver(words, heap_at(words[HEAP]), base, m, of_learning, 0, 1)
+        base, m, of_learning, _ = round_of(words, words[J.FIRST])
+        deliver(words, heap_at(words[J.HEAP]), base, m, of_learning, 0, 1)
         sync()
         if thread() == 0:
-            words[FIRST] += 1
+            words[J.FIRST] += 1
 
     return {"rows": rows, "rounds": rounds, "fleet": fleet, "row": row, "bring": bring, "hand_over": hand_over}
