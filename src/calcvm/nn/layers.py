@@ -236,7 +236,7 @@ class Linear(Weighted):
         self._given(x)
         if x.rank < 2 or not x.shape[-1].constant:
             raise ShapeError(f"{scope}: the input {x} must have the batch first and a fixed last size")
-        if x.layout and training:
+        if x.rank > 2 and x.layout and training:
             warn(
                 f"{scope}: Linear joins the elements of the last axis of the images {x}: did you mean nn.Flatten() before it?"
             )
