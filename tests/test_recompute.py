@@ -202,7 +202,7 @@ def test_what_is_needed_at_least_is_said_so():
 def test_the_largest_batch_of_least_scratch(memory, workers):
     net = nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(10)
     graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam(1e-3))
-    how = {"workers": workers, "memory": memory}
+    how = {"workers": workers, "memory": memory, "accumulate": True}
     fast, small = cv.plan(graph, **how), cv.plan(graph, objective="memory", **how)
     assert small.batch_size > fast.batch_size and small.heap_bytes <= memory
     for batch in (fast.batch_size, small.batch_size):
