@@ -1,9 +1,9 @@
-"""Exploration: 1000 architectures of up to 30 rounds with TPE and Hyperband on the digits, in seconds.
+"""Exploration: 1000 architectures of up to 30 epochs with TPE and Hyperband on the digits, in seconds.
 
 The same search is run three ways: here; as a loop of Optuna and torch, of which a sample is run and the rest estimated;
 and on Ray with two workers on this machine, one of which is killed midway.  Each runs in a separate process::
 
-    python -m bench.exploration '{"who": "ours", "n_trials": 1000, "rounds": 30}'
+    python -m bench.exploration '{"who": "ours", "n_trials": 1000, "n_epochs": 30}'
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from bench.harness import Result, answers, fresh, n_cores
 from bench.peers import Task
 
-TRIALS, ROUNDS, REPEATS, SAMPLED = 1000, 30, 3, 100
-QUICK_TRIALS, QUICK_ROUNDS, QUICK_SAMPLED = 6, 2, 1
+TRIALS, EPOCHS, REPEATS, SAMPLED = 1000, 30, 3, 100
+QUICK_TRIALS, QUICK_EPOCHS, QUICK_SAMPLED = 6, 2, 1
 BATCH, REDUCTION = 32, 3
 SPACE: dict[str, Any] = {
     "depth": [1, 2, 3],
@@ -47,7 +47,7 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return train_test_split(X, y.astype(np.int64))
 
 
-def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
+def ours(n_trials: int, n_epochs: int, **options: Any) -> dict[str, Any]:
     """The search by `cv.explore`; ``kill`` names a file that the first worker to take the middle trial creates."""
     import calcvm as cv
     from calcvm import nn
@@ -68,7 +68,7 @@ def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
         options["engine"] = cv.RayEngine(actors=2)
     X, y, *held_out = data()
     result = cv.explore(
-        build, SPACE, data=(X, y), validation=tuple(held_out), n_trials=n_trials, rounds=rounds, batch_size=BATCH,
+        build, SPACE, data=(X, y), validation=tuple(held_out), n_trials=n_trials, epochs=n_epochs, batch_size=BATCH,
         metric="val_accuracy", progress=False, **options,
     )  # fmt: skip
     return {
@@ -77,7 +77,7 @@ def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
         "best": result.best.value,
         "accuracy": result.top(1)[0].evaluate(*held_out)["accuracy"],
         "counts": result.counts,
-        "epochs": int(result.column("rounds").sum()),
+        "epochs": int(result.column("epochs").sum()),
         "trials": len(result),
         "lost": result.lost,
         "values": [trial.value for trial in result.trials],
@@ -85,7 +85,7 @@ def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
     }
 
 
-def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
+def torch_and_optuna(n_trials: int, n_epochs: int) -> dict[str, Any]:
     """The same search as a loop of Optuna and torch, on one thread, which spares these networks the cost of a thread pool."""
     import optuna
     import torch
@@ -108,7 +108,7 @@ def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
         net = torch.nn.Sequential(*hidden, torch.nn.Linear(width, 10))
         optimizer = torch.optim.Adam(net.parameters(), rate, fused=True)
         accuracy = 0.0
-        for step in range(1, rounds + 1):
+        for step in range(1, n_epochs + 1):
             for batch in torch.randperm(len(X)).split(BATCH):
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(net(X[batch]), y[batch]).backward()
@@ -118,14 +118,14 @@ def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
             epochs += 1
             training += time.perf_counter() - start
             trial.report(accuracy, step)
-            if step < rounds and trial.should_prune():
+            if step < n_epochs and trial.should_prune():
                 raise optuna.TrialPruned
             start = time.perf_counter()
         return accuracy
 
     study = optuna.create_study(
         study_name="explore", direction="maximize", sampler=optuna.samplers.TPESampler(seed=0),
-        pruner=optuna.pruners.HyperbandPruner(1, rounds, REDUCTION),
+        pruner=optuna.pruners.HyperbandPruner(1, n_epochs, REDUCTION),
     )  # fmt: skip
     start = time.perf_counter()
     study.optimize(objective, n_trials=n_trials)
@@ -135,9 +135,9 @@ def torch_and_optuna(n_trials: int, rounds: int) -> dict[str, Any]:
 
 def main(quick: bool) -> bool:
     """Print and store the tables; False if a search does not account for every trial."""
-    n_trials, rounds, sampled = (QUICK_TRIALS, QUICK_ROUNDS, QUICK_SAMPLED) if quick else (TRIALS, ROUNDS, SAMPLED)
-    size = {"n_trials": n_trials, "rounds": rounds}
-    result = Result("exploration", f"Exploration: {n_trials:,} trials of {rounds} rounds, TPE and Hyperband", quick)
+    n_trials, n_epochs, sampled = (QUICK_TRIALS, QUICK_EPOCHS, QUICK_SAMPLED) if quick else (TRIALS, EPOCHS, SAMPLED)
+    size = {"n_trials": n_trials, "n_epochs": n_epochs}
+    result = Result("exploration", f"Exploration: {n_trials:,} trials of {n_epochs} epochs, TPE and Hyperband", quick)
 
     def run(**options: Any) -> dict[str, Any]:
         return fresh("-m", "bench.exploration", json.dumps({**size, **options}), threads=1)

@@ -37,11 +37,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=500)
     parser.add_argument(
-        "--quick", action="store_true", help="few trials of few rounds: shows that it runs, finds little"
+        "--quick", action="store_true", help="few trials of few epochs: shows that it runs, finds little"
     )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
-    trials, rounds = (12, 3) if args.quick else (args.trials, 30)
+    trials, epochs = (12, 3) if args.quick else (args.trials, 30)
 
     X, y, X_test, y_test = train_test_split(*digits(), seed=1)
     result = cv.explore(
@@ -50,7 +50,7 @@ def main() -> None:
         data=(X, y),
         validation=0.25,  # for the search; the test digits are for the end
         n_trials=trials,
-        rounds=rounds,
+        epochs=epochs,
         metric="val_accuracy",
         memory="64 MiB",
         keep=5,

@@ -44,7 +44,7 @@ def samples(folder):
     handle = fleet.add(made.program, data=(x, y))
     results = fleet.fit(1, progress=False)
     found = cv.explore(
-        graph, {"lr": [0.1, 0.2]}, data=(x, y), validation=(x, y), n_trials=2, rounds=1, batch_size=4, metric="val_loss",
+        graph, {"lr": [0.1, 0.2]}, data=(x, y), validation=(x, y), n_trials=2, epochs=1, batch_size=4, metric="val_loss",
         progress=False,
     )  # fmt: skip
     g, memory = graph(), cv.MemoryStore()

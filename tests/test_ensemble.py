@@ -44,6 +44,16 @@ def bits(model):
 
 
 # ---------------------------------------------------------------- predictions
+def test_handles_of_a_fleet_are_models():
+    fleet, (X, y) = cv.Fleet("1 MiB"), blobs()
+    for seed in range(4):
+        fleet.add(make(seed), data=(X, y))
+    results = fleet.fit(2, progress=False)
+    best = results.best(2)
+    np.testing.assert_array_equal(cv.Ensemble(best).predict(X), cv.Ensemble([h.model for h in best]).predict(X))
+    assert len(cv.Ensemble(results)) == 4 and len(cv.Ensemble([best[0], make()])) == 2
+
+
 @pytest.mark.parametrize("weights", [None, [1, 0, 3]])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_mean_of_classifiers_is_of_probabilities(dtype, weights):

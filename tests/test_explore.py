@@ -19,12 +19,12 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.exploration.engine import Local
-from calcvm.exploration.programs import Programs
 from calcvm.exploration.search import TRIES, Search
 from calcvm.exploration.space import distributions, grid
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Report, Task, Turn, Worker
+from calcvm.fleet.programs import Programs
 
 optuna = pytest.importorskip("optuna")
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,7 @@ def network(trial):
 
 
 def explore(build=network, space=SPACE, **options):
-    defaults = dict(data=DATA, validation=VALIDATION, n_trials=20, rounds=9, sampler="random", progress=False)
+    defaults = dict(data=DATA, validation=VALIDATION, n_trials=20, epochs=9, sampler="random", progress=False)
     return cv.explore(build, space, **{**defaults, **options})
 
 
@@ -58,12 +58,12 @@ def outcome(result):
     return [{k: v for k, v in asdict(trial).items() if k != "seconds"} for trial in result.trials]
 
 
-def alone(trial, rounds: int) -> cv.Model:
+def alone(trial, epochs: int) -> cv.Model:
     """The trial's model by `Model.fit`."""
     heap = cv.CalcHeap("1 MiB")
     program = cv.compile(network(trial), batch_size=32, workers=1, accumulate=False)
     model = heap.create(program, seed=trial.seed)
-    model.fit(*DATA, epochs=rounds, progress=False)
+    model.fit(*DATA, epochs=epochs, progress=False)
     return model
 
 
@@ -79,9 +79,9 @@ def test_a_search_finds_a_model():
     best = result.best
     assert best.value == max(t.value for t in result.trials if t.status == "complete") > 0.6
     for trial in result.trials:
-        assert trial.rounds == len(trial.curves["loss"]) == len(trial.curves["val_accuracy"])
+        assert trial.epochs == len(trial.curves["loss"]) == len(trial.curves["val_accuracy"])
         assert trial.value == trial.curves["val_accuracy"][-1]
-        assert trial.rounds == 9 if trial.status == "complete" else trial.rounds in (1, 3)
+        assert trial.epochs == 9 if trial.status == "complete" else trial.epochs in (1, 3)
     first, second = result.top(2)
     assert first.evaluate(*VALIDATION)["accuracy"] == best.value
     assert second.evaluate(*VALIDATION)["accuracy"] == result.ranked[1].value
@@ -105,7 +105,7 @@ def test_models_have_the_bits_of_fit_kept_or_trained_again(keep):
     result = explore(keep=keep, pruner=None, n_trials=6)
     for trial, model in zip(result.ranked, result.top(3)):
         assert same_bits(model, alone(trial, 9))
-    assert result.column("rounds").tolist() == [9] * 6
+    assert result.column("epochs").tolist() == [9] * 6
 
 
 def test_a_sampler_learns_from_most_trials_of_a_search_by_its_defaults(monkeypatch):
@@ -131,11 +131,11 @@ def test_less_memory_means_fewer_at_once_and_the_same_result():
 def test_pruned_trials_give_their_slice_back():
     worker = Worker(Task(network, DATA, VALIDATION, 9, 32, 2**20, 1))
     trials = [Trial(n, {"width": 8, "activation": "relu", "rate": 0.01}, n) for n in range(4)]
-    reports = worker.turn(Turn(trials, rounds=dict.fromkeys(range(4), 1)))
+    reports = worker.turn(Turn(trials, epochs=dict.fromkeys(range(4), 1)))
     free = worker.fleet.free_bytes
-    worker.turn(Turn(release=[1, 2], rounds={0: 1, 3: 1}))
+    worker.turn(Turn(release=[1, 2], epochs={0: 1, 3: 1}))
     assert worker.fleet.free_bytes >= free + 2 * reports[0].nbytes
-    assert [len(r.curves["loss"]) for r in worker.turn(Turn(rounds={0: 2, 3: 4}))] == [2, 4]
+    assert [len(r.curves["loss"]) for r in worker.turn(Turn(epochs={0: 2, 3: 4}))] == [2, 4]
 
 
 def test_an_ensemble_of_the_best():
@@ -182,7 +182,7 @@ def test_samplers_and_pruners_of_optuna():
     space = {"width": [4, 8], "activation": ["relu"], "rate": [0.01, 0.1]}
     sampler, pruner = optuna.samplers.GridSampler(space), optuna.pruners.ThresholdPruner(upper=0.0, n_warmup_steps=2)
     result = explore(space=space, sampler=sampler, pruner=pruner, n_trials=4)
-    assert [t.rounds for t in result.trials] == [2] * 4 and result.counts == {"pruned": 4}
+    assert [t.epochs for t in result.trials] == [2] * 4 and result.counts == {"pruned": 4}
 
 
 @pytest.mark.parametrize("pruner", ["halving", "hyperband", "median"])
@@ -202,7 +202,7 @@ def test_pruners_decide_as_in_optunas_own_loop(pruner):
     study.optimize(objective, n_trials=40)
     states = {"PRUNED": "pruned", "COMPLETE": "complete"}
     assert [states[t.state.name] for t in study.trials] == [t.status for t in result.trials]
-    assert [len(t.intermediate_values) for t in study.trials] == [t.rounds for t in result.trials]
+    assert [len(t.intermediate_values) for t in study.trials] == [t.epochs for t in result.trials]
     assert {*result.counts} == {"pruned", "complete"}
 
 
@@ -231,9 +231,9 @@ def graph(optimizer=None, width=8, **linear):
 )
 def test_graphs_of_one_form_share_a_program_and_train_as_with_their_own(a, b):
     assert graph(a).form == graph(b).form
-    programs = Programs(2**20)
-    program, none = programs.of(graph(a), 32)
-    shared, hyper = programs.of(graph(b), 32)
+    programs = Programs()
+    program, none = programs.of(graph(a), batch_size=32)
+    shared, hyper = programs.of(graph(b), batch_size=32)
     assert shared is program and not none and hyper
     fleet = cv.Fleet("1 MiB", workers=1)
     model = fleet.add(shared, data=DATA, seed=3, hyper=hyper).model
@@ -263,8 +263,8 @@ def test_graphs_of_one_form_share_a_program_and_train_as_with_their_own(a, b):
 )
 def test_graphs_of_other_forms_do_not(other):
     assert other.form != graph().form
-    programs = Programs(2**20)
-    assert programs.of(other, 32)[0] is not programs.of(graph(), 32)[0]
+    programs = Programs()
+    assert programs.of(other, batch_size=32)[0] is not programs.of(graph(), batch_size=32)[0]
 
 
 def test_values_that_the_optimizer_starts_from_and_constants_are_part_of_the_form():
@@ -282,12 +282,15 @@ def test_values_that_the_optimizer_starts_from_and_constants_are_part_of_the_for
 
 def test_programs_used_last_are_remembered(monkeypatch):
     monkeypatch.setattr(Programs, "KEPT", 2)
-    programs = Programs(2**20)
-    first, second = (programs.of(graph(width=w), 32)[0] for w in (4, 5))
-    assert programs.of(graph(width=4), 32)[0] is first
-    programs.of(graph(width=6), 32)
-    assert programs.of(graph(width=4), 32)[0] is first and programs.of(graph(width=5), 32)[0] is not second
-    assert programs.of(graph(width=5), 16)[0].batch_size == 16
+    programs = Programs()
+    first, second = (programs.of(graph(width=w), batch_size=32)[0] for w in (4, 5))
+    assert programs.of(graph(width=4), batch_size=32)[0] is first
+    programs.of(graph(width=6), batch_size=32)
+    assert (
+        programs.of(graph(width=4), batch_size=32)[0] is first
+        and programs.of(graph(width=5), batch_size=32)[0] is not second
+    )
+    assert programs.of(graph(width=5), batch_size=16)[0].batch_size == 16
 
 
 # ---------------------------------------------------------------- bad input and accidents
@@ -354,7 +357,7 @@ def test_a_trial_that_does_not_fit_fails_with_the_bytes():
 
 
 def test_a_metric_that_there_is_not_ends_the_search():
-    with pytest.warns(cv.CalcWarning, match="the figures of a round are 'loss', 'val_loss', 'val_accuracy'"):
+    with pytest.warns(cv.CalcWarning, match="the figures of an epoch are 'loss', 'val_loss', 'val_accuracy'"):
         result = explore(metric="val_recall", n_trials=200)
     assert result.counts["failed"] == 1 and len(result.trials) < 200
 
@@ -363,7 +366,8 @@ def test_a_metric_that_there_is_not_ends_the_search():
     ("options", "error"),
     [
         (dict(n_trials=0), "n_trials must be an integer >= 1, not 0"),
-        (dict(rounds=0), "rounds must be an integer >= 1, not 0"),
+        (dict(rounds=3), "no argument 'rounds': did you mean epochs="),
+        (dict(epochs=0), "epochs must be an integer >= 1, not 0"),
         (dict(metric="val_loss", validation=None), "needs validation data"),
         (dict(validation=0.001), "no samples are left"),
         (dict(data=(X, Y[:-1])), "samples differ"),
@@ -452,7 +456,7 @@ def test_ctrl_c_at_any_moment(after):
     presser = threading.Thread(target=press, daemon=True)
     presser.start()
     try:
-        result = explore(n_trials=100_000, rounds=81, sampler="tpe", pruner="hyperband")
+        result = explore(n_trials=100_000, epochs=81, sampler="tpe", pruner="hyperband")
     finally:
         done.set()
         presser.join()
@@ -499,12 +503,12 @@ def test_hyperband_goes_on_with_the_brackets_of_the_first_run(tmp_path):
     for frozen, rungs in [
         (t, [k for k in t.system_attrs if k.startswith("completed_rung")]) for t in more.study.trials
     ]:
-        rounds = max(frozen.intermediate_values, default=0)
-        assert len(rungs) == max(0, [1, 3, 9].index(rounds) + 1 - of(more.study, frozen)) if rounds in (1, 3) else True
+        epochs = max(frozen.intermediate_values, default=0)
+        assert len(rungs) == max(0, [1, 3, 9].index(epochs) + 1 - of(more.study, frozen)) if epochs in (1, 3) else True
 
 
 @pytest.mark.parametrize(
-    "options", [dict(rounds=3), dict(seed=5), dict(metric="val_accuracy"), dict(space={"width": (4, 5)})]
+    "options", [dict(epochs=3), dict(seed=5), dict(metric="val_accuracy"), dict(space={"width": (4, 5)})]
 )
 def test_a_stored_study_of_another_search_is_refused(tmp_path, options):
     where = f"sqlite:///{tmp_path / 'search.db'}"
@@ -601,10 +605,10 @@ class Mortal(Local):
 
 
 def searched(deaths, n_trials: int = 20) -> Search:
-    study = Study(SPACE, "random", "halving", maximize=False, rounds=9, seed=0, storage=None, name="s", facts={})
+    study = Study(SPACE, "random", "halving", maximize=False, epochs=9, seed=0, storage=None, name="s", facts={})
     engine = Mortal(Task(network, DATA, VALIDATION, 9, 32, 2**20, 1), deaths)
     search = Search(
-        study, engine, n_trials=n_trials, rounds=9, metric="val_loss", maximize=False, concurrent=6, keep=1, seed=0,
+        study, engine, n_trials=n_trials, epochs=9, metric="val_loss", maximize=False, concurrent=6, keep=1, seed=0,
         show=lambda search: None,
     )  # fmt: skip
     search.run()
@@ -617,7 +621,7 @@ def test_the_trials_of_a_dead_worker_are_run_again():
     assert {t.status for t in search.trials.values()} == {"complete", "pruned"}
     without_signals = searched(())
     for number, trial in search.trials.items():
-        n = min(trial.rounds, without_signals.trials[number].rounds)
+        n = min(trial.epochs, without_signals.trials[number].epochs)
         assert trial.curves["loss"][:n] == without_signals.trials[number].curves["loss"][:n]
     assert not [t for t in search.study.optuna.trials if not t.state.is_finished()]
 
@@ -635,9 +639,9 @@ def test_a_cluster_that_is_gone_ends_the_search_with_what_is_done():
         return Mortal.wait(self)
 
     lost = type("Lost", (Mortal,), {"wait": wait})
-    study = Study(SPACE, "random", None, maximize=False, rounds=9, seed=0, storage=None, name="s", facts={})
+    study = Study(SPACE, "random", None, maximize=False, epochs=9, seed=0, storage=None, name="s", facts={})
     engine = lost(Task(network, DATA, VALIDATION, 9, 32, 2**20, 1), ())
-    options = dict(n_trials=20, rounds=9, metric="val_loss", maximize=False, concurrent=2, keep=1, seed=0)
+    options = dict(n_trials=20, epochs=9, metric="val_loss", maximize=False, concurrent=2, keep=1, seed=0)
     search = Search(study, engine, **options, show=lambda search: None)
     with pytest.warns(RuntimeWarning, match="Ray is gone"):
         search.run()

@@ -66,10 +66,95 @@ def test_the_bits_of_each_model_alone(workers, room):
     handles = {(n, s): fleet.add(p, data=(X, Y), seed=s) for s in range(3) for n, p in PROGRAMS.items()}
     fleet.fit(2, progress=False)
     results = fleet.fit(3, progress=False)
-    assert [row["status"] for row in results] == ["done"] * 15
+    assert [handle.status for handle in results] == ["done"] * 15
     assert (fleet.heap.stats.switches > 0) == (room != "all")
     for (name, seed), handle in handles.items():
         same(handle, *alone(PROGRAMS[name], 5, seed))
+
+
+OPTIONS = dict(input_shape=(6,), optimizer=cv.Adam(1e-2), batch_size=16)
+
+
+def test_layers_a_graph_and_a_program_are_one_model():
+    """Optimizers that differ in numbers share a program."""
+    fleet = cv.Fleet("1 MiB", workers=2)
+    graph = cv.build_graph(network(), (6,), "softmax_cross_entropy", cv.Adam(1e-2))
+    handles = [
+        fleet.add(network(), data=(X, Y), seed=3, **OPTIONS),
+        fleet.add(graph, data=(X, Y), seed=3, batch_size=16),
+        fleet.add(network(), data=(X, Y), seed=3, **{**OPTIONS, "optimizer": cv.Adam(0.5)}),
+        fleet.add(network(), data=(X, Y), seed=3, **OPTIONS, hyper={"learning_rate": 0.5}),
+    ]
+    fleet.fit(3, progress=False)
+    for handle in handles[:2]:
+        same(handle, *alone(PROGRAMS["adam"], 3, 3))
+    np.testing.assert_array_equal(handles[2].losses, handles[3].losses)
+    assert handles[2].loss != handles[0].loss and len({id(h.model.program) for h in handles}) == 1
+    assert {(h.model.program.workers, h.model.batch_size) for h in handles} == {(1, 16)}
+
+
+def test_layers_are_compiled_as_by_model():
+    fleet = cv.Fleet("1 MiB", workers=2)
+    handles = [
+        fleet.add(network(), data=(X, Y), **{**OPTIONS, "batch_size": 8}, learning_batch=50),
+        fleet.add(network(), data=(X, Y), input_shape=(6,), optimizer="adam"),
+        fleet.add(network(), data=(X, Y), input_shape=(6,), optimizer="adam", dtype="float64", memory="10 KiB"),
+    ]
+    fleet.fit(2, progress=False)
+    models = [
+        cv.Model(network(), **{**OPTIONS, "batch_size": 8}, learning_batch=50),
+        cv.Model(network(), input_shape=(6,), optimizer="adam"),
+        cv.Model(network(), input_shape=(6,), optimizer="adam", dtype="float64", memory="10 KiB"),
+    ]
+    for handle, model in zip(handles, models):
+        same(handle, model, model.fit(X, Y, epochs=2, progress=False))
+        assert handle.model.batch_size == model.batch_size and handle.model.learning_batch == model.learning_batch
+    assert handles[2].nbytes <= 10240
+
+
+def test_a_model_is_copied_and_goes_on():
+    model = cv.Model(network(rate=0.3), **OPTIONS, seed=5)
+    model.fit(X, Y, epochs=2, progress=False)
+    fleet = cv.Fleet("1 MiB", workers=2)
+    handle = fleet.add(model, data=(X, Y))
+    assert handle.epochs_done == 2 and handle.losses.size == 0
+    fleet.fit(3, progress=False)
+    assert model.epochs_done == 2
+    same(handle, model, model.fit(X, Y, epochs=3, progress=False))
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (network(), {"optimizer": "adam"}, "Fleet.add: input_shape is missing"),
+        (network(), {"inputshape": (6,)}, "no argument 'inputshape': did you mean input_shape="),
+        (network(), {"lerning_batch": 6}, "no argument 'lerning_batch': did you mean learning_batch="),
+        (PROGRAMS["adam"], {"batch_size": 3}, "batch_size is an option of layers and graphs: leave it out"),
+        (cv.Model(network(), **OPTIONS), {"seed": 3}, "a Model keeps its seed .* add model.program"),
+        (cv.build_graph(network(), (6,), "mse", "adam"), {"loss": "mse"}, "has its loss already"),
+        (cv.CalcGraph(), {}, "no path trains"),
+        (nn.Linear, {}, "layers, a graph, a cv.Model or a program .* is wanted, not the class Linear"),
+        (network(), {**OPTIONS, "device": "cuda"}, "compiled for 'cuda', the heap is of device 'cpu'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(given, options, message):
+    fleet = cv.Fleet("1 MiB")
+    with pytest.raises(cv.CalcError, match=message):
+        fleet.add(given, data=(X, Y), **options)
+    assert len(fleet) == 0 and fleet.free_bytes == fleet.heap.nbytes and not fleet.heap.names
+
+
+def test_a_handle_names_the_attribute_of_what_was_a_column():
+    fleet = cv.Fleet("1 MiB")
+    handle = fleet.add(PROGRAMS["adam"], data=(X, Y), validation=slice(0, 50))
+    fleet.fit(2, progress=False)
+    assert handle.figures == {name: fleet.results.column(name)[0] for name in ("loss", "val_loss", "val_accuracy")}
+    columns = {"name": "name", "epochs": "epochs_done", "bytes": "nbytes", "val_loss": r"figures\['val_loss'\]", 0: "0"}
+    for column, attribute in columns.items():
+        with pytest.raises(cv.CalcError, match=f"a handle has attributes: read handle.{attribute} in place of"):
+            handle[column]
+    with pytest.raises(AttributeError, match="did you mean epochs_done"):
+        print(handle.epochs)
 
 
 def test_one_sample_for_one_of_many_models():
@@ -342,7 +427,7 @@ def test_a_loss_that_is_not_finite_stops_that_model_only():
     results = fleet.fit(4, progress=False)
     assert (bad.status, bad.epochs_done) == ("not finite", 1) and "nan" in bad.error
     same(good, *alone(PROGRAMS["adam"], 4))
-    assert results.best(1, "loss")[0]["name"] == good.name and "not finite" in str(results)
+    assert results.best(1, "loss") == [good] and "not finite" in str(results)
     assert fleet.advance(1) == [good]
 
 
@@ -478,13 +563,15 @@ def test_results_are_a_table():
     for s in range(25):
         fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s, validation=slice(0, 50))
     results = fleet.fit(2, progress=False)
-    assert len(results) == 25 and results[3]["name"] == "model-3" and len(results[:2]) == 2
+    assert len(results) == 25 and results[3].name == "model-3" and len(results[:2]) == 2
     np.testing.assert_array_equal(results.column("loss"), [h.loss for h in fleet.handles.values()])
     best = results.best(3, "val_accuracy")
-    assert best[0]["val_accuracy"] == results.column("val_accuracy").max()
-    assert results.best(1, "val_accuracy", largest=False)[0]["val_accuracy"] == results.column("val_accuracy").min()
-    assert results.best()[0]["val_loss"] == results.column("val_loss").min()
-    assert [row["val_loss"] for row in results.best(25)] == sorted(results.column("val_loss"))
+    assert best[0].figures["val_accuracy"] == results.column("val_accuracy").max()
+    assert results.best(1, "val_accuracy", largest=False)[0].metrics["val_accuracy"][-1] == min(
+        results.column("val_accuracy")
+    )
+    assert results.best()[0].val_loss == results.column("val_loss").min()
+    assert [handle.val_loss for handle in results.best(25)] == sorted(results.column("val_loss"))
     lines = str(results).splitlines()
     assert len(lines) == 22 and lines[0].split()[:4] == ["name", "status", "epochs", "loss"] and "5 more" in lines[-1]
 
@@ -497,7 +584,7 @@ def test_the_best_without_validation_has_the_smallest_loss_and_what_is_not_finit
         fleet.results.best()
     results = fleet.fit(3, progress=False)
     losses = results.column("loss")
-    order = [row["name"] for row in results.best(4)]
+    order = [handle.name for handle in results.best(4)]
     assert np.isnan(losses[1]) and order[3] == "rate 1e+300"
     assert order[:3] == [f"rate {rate}" for rate in (0.1, 0.01, 0.0)] and losses[3] < losses[2] < losses[0]
 
@@ -514,7 +601,7 @@ def test_a_figure_that_no_model_has_is_refused_by_name():
             ask("val_acuracy")
     with pytest.raises(cv.CalcError, match="'status' is not a number"):
         results.best(by="status")
-    assert results.best(2)[0]["name"] == "model-1"  # the only one with a val_loss
+    assert results.best(2)[0].name == "model-1"  # the only one with a val_loss
     assert np.isnan(results.column("val_loss")[0])
 
 

@@ -90,7 +90,7 @@ def test_frames_of_a_fleet_and_of_a_search() -> None:
         assert [*frame.index] == ["a", "b"] and frame.loss.tolist() == results.column("loss").tolist()
         assert frame.epochs.tolist() == [3, 3] and "val_accuracy" in frame
     found = cv.explore(
-        lambda trial: graph, {"n": [1, 2]}, data=(X, y), validation=0.25, n_trials=2, rounds=1, progress=False
+        lambda trial: graph, {"n": [1, 2]}, data=(X, y), validation=0.25, n_trials=2, epochs=1, progress=False
     )
     assert found.to_frame().val_loss.tolist() == [trial.value for trial in found.trials]
     assert [*found.to_frame().n] == [trial["n"] for trial in found.trials]

@@ -148,7 +148,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
-    "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
+    "fleet": (
+        {"errors", "checks", "hints", "graph", "nn", "compiler", "model", "progress", "tables"} | VM,
+        {"numpy", "typing_extensions"},
+    ),
     "split_model": (
         {
             "errors",
@@ -167,9 +170,9 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy"},
     ),
-    "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
+    "ensemble": ({"errors", "checks", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
-        {"errors", "files", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
+        {"errors", "files", "checks", "hints", "graph", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),

@@ -98,7 +98,7 @@ def fit(*args, **kwargs):
 
 
 def explore(**changes):
-    defaults = dict(data=(X, Y), validation=0.2, n_trials=1, rounds=1, progress=False)
+    defaults = dict(data=(X, Y), validation=0.2, n_trials=1, epochs=1, progress=False)
     space = changes.pop("space", {"rate": (0.01, 0.1)})
     build = changes.pop("build", lambda trial: graph(optimizer=cv.SGD(trial["rate"])))
     return cv.explore(build, space, **{**defaults, **changes})
@@ -297,7 +297,8 @@ MISTAKES = [
     ("path of a model", lambda: shared().model.forward(["learn"]), C, r"no path \['learn'\]; there are learn"),
     ("fleet workers", lambda: cv.Fleet("1 MiB", workers=1.5), C, "workers must be an integer from 1 to 1024, not 1.5"),
     ("fleet workers 0", lambda: cv.Fleet("1 MiB", workers=0), C, "workers must be an integer from 1"),
-    ("add a model", lambda: add(shared().model), C, "a compiled program: its .program is wanted"),
+    ("create a model", lambda: shared().heap.create(shared().model), C, "a compiled program: its .program is wanted"),
+    ("add a plan", lambda: add(cv.plan(graph(), batch_size=8)), C, "layers, a graph, a cv.Model or a program .* is wanted"),
     ("add data X", lambda: add(data=X), C, r"a tuple of arrays \(input, target\).* not ndarray of shape \(40, 4\)"),
     ("add epochs", lambda: add(epochs=0), C, "epochs must be an integer >= 1"),
     ("add patience", lambda: add(patience=-1, validation=(X, Y)), C, "patience must be an integer >= 0"),
@@ -312,7 +313,7 @@ MISTAKES = [
     ("ensemble weights", lambda: cv.Ensemble([shared().model], weights="a"), C, "weights 'a': give a number for each"),
     # ---- exploration
     ("explore keep", lambda: explore(keep=-1), C, "keep must be an integer >= 0, not -1"),
-    ("explore rounds", lambda: explore(rounds=1.5), C, "rounds must be an integer >= 1, not 1.5"),
+    ("explore epochs", lambda: explore(epochs=1.5), C, "epochs must be an integer >= 1, not 1.5"),
     ("explore seed", lambda: explore(seed=-1), C, "seed must be an integer >= 0"),
     ("explore data", lambda: explore(data=X), C, "a tuple of arrays .X, y., or a mapping by name, is wanted"),
     ("explore validation", lambda: explore(validation=1), C, "the share of samples, or arrays, not 1"),
@@ -426,7 +427,7 @@ NUMBERS = {
     ),
     "explore": lambda: explore(
         space={"rate": [F32(0.1)], "width": (I64(2), I64(3)), "x": (F32(0.5), F32(1))},
-        n_trials=I64(1), rounds=I64(1), batch_size=I64(8), keep=I64(1), seed=I64(1),
+        n_trials=I64(1), epochs=I64(1), batch_size=I64(8), keep=I64(1), seed=I64(1),
     ),
     "snapshots": lambda: cv.snapshot_ensemble(
         model(optimizer=cv.SGD(0.1, schedule=cv.CosineRestarts(1))), X, Y, cycles=I64(1), epochs_per_cycle=I64(1),

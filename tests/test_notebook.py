@@ -27,7 +27,7 @@ for seed in range(20):
 EXPLORE = """
 found = cv.explore(
     lambda trial: graph(trial["width"], trial["rate"]), {"width": (4, 16), "rate": (1e-4, 1e-1, "log")},
-    data=(X, y), validation=0.2, n_trials=20, rounds=4,
+    data=(X, y), validation=0.2, n_trials=20, epochs=4,
 )
 """
 # a cell, and what its only output ends with

@@ -51,14 +51,14 @@ def fleet() -> bool:
     many = cv.Fleet("1 MiB", workers=1)
     for seed in range(3):
         many.add(program(), data=(X, Y), seed=seed)
-    return [row["epochs"] for row in many.fit(2)] == [2, 2, 2]
+    return [handle.epochs_done for handle in many.fit(2)] == [2, 2, 2]
 
 
 def explore() -> bool:
     pytest.importorskip("optuna")
     found = cv.explore(
         lambda trial: cv.build_graph(nn.Linear(3), (4,), "softmax_cross_entropy", cv.SGD(trial["rate"])),
-        {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=3, rounds=1, sampler="random",
+        {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=3, epochs=1, sampler="random",
     )  # fmt: skip
     return len(found.trials) == 3
 

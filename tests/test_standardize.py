@@ -240,7 +240,7 @@ def test_trials_of_a_search_are_adapted():
     def build(trial):
         return cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(trial["rate"]))
 
-    found = cv.explore(build, {"rate": (0.01, 0.1)}, data=(x, t), validation=0.2, n_trials=2, rounds=2, progress=False)
+    found = cv.explore(build, {"rate": (0.01, 0.1)}, data=(x, t), validation=0.2, n_trials=2, epochs=2, progress=False)
     assert np.abs(found.top(1)[0].buffers["standardize_1.mean"] - 50).max() < 9
 
 

@@ -287,7 +287,7 @@ def targets():
         "in CalcHeap": (lambda name: name in cv.CalcHeap("1 MiB"), ["name"]),
         "cv.Fleet": plain(cv.Fleet, memory="1 MiB"),
         "Fleet.add": (
-            lambda **wrong: fleet().add(**{"program": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
+            lambda **wrong: fleet().add(**{"model": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
             _parameters(cv.Fleet.add)[1:],
         ),
         **{f"FileStore.{n}": (partial(stored, n), ["name"]) for n in ("remove", "restore")},
@@ -349,7 +349,7 @@ def targets():
         "Model.set_weights": method(cv.Model, lambda: model(), "set_weights"),
         "CalcGraph.parameters": method(cv.CalcGraph, lambda: scene().g, "parameters"),
         "cv.explore": plain(
-            cv.explore, ("engine",), build=found, space={"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random",
+            cv.explore, ("engine",), build=found, space={"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, epochs=1, sampler="random",
             **QUIET,
         ),
     }  # fmt: skip
@@ -389,7 +389,7 @@ def split():
 
 @cache
 def searched():
-    return cv.explore(found, {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random", **QUIET)
+    return cv.explore(found, {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, epochs=1, sampler="random", **QUIET)
 
 
 def trained():

@@ -9,6 +9,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
+from calcvm.fleet import Handle
 from calcvm.model import CalcHeap, Model
 from calcvm.model.data import by_name, count_of
 from calcvm.model.scores import Scores, scores_of
@@ -25,7 +26,7 @@ class Ensemble:
 
     Parameters
     ----------
-    models : sequence of Model
+    models : sequence of Model, or of the handles of a fleet
         They may share a heap, be switched through it, or each have a heap; predictions are the same.
     method : "mean" or "vote"
         "mean": the mean of the outputs; for scores of a cross-entropy loss, the mean of the probabilities; for bools, the
@@ -44,15 +45,16 @@ class Ensemble:
 
     Examples
     --------
-    >>> ensemble = cv.Ensemble([handle.model for handle in fleet.handles.values()])
+    >>> ensemble = cv.Ensemble(fleet.results.best(5))
     >>> ensemble.evaluate(X, y)
     """
 
-    def __init__(self, models: Sequence[Model], method: str = "mean", weights: Sequence[float] | None = None):
-        self.models = checks.items("an ensemble", models, "a list of models, such as [model],")
+    def __init__(self, models: Sequence[Model | Handle], method: str = "mean", weights: Sequence[float] | None = None):
+        given = checks.items("an ensemble", models, "a list of models, such as [model],")
+        self.models = [model.model if isinstance(model, Handle) else model for model in given]
         self.method = checks.choice("method", method, METHODS)
         for i, model in enumerate(self.models):
-            checks.one_of(f"model {i} of the ensemble", model, Model, "a model (of a fleet: handle.model)")
+            checks.one_of(f"model {i} of the ensemble", model, Model, "a model or a handle of a fleet")
         if not self.models:
             raise CalcError("an ensemble needs at least one model")
         try:

@@ -111,6 +111,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "restore_best_weights": ("keep_best",),
     "save_best_only": ("keep_best",),
     "rho": ("alpha",),
+    "rounds": ("epochs",),
     "strides": ("stride",),
     "use_bias": ("bias",),
     "validation_data": ("validation",),
@@ -172,7 +173,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "CalcHeap": {"load": "heap.create(program)", "resident": "heap.latest", "copy": "model.copy(name)", "commit": "model.commit()",
                  "remove": "model.close()"},
+    "Handle": {"bytes": "nbytes", "epochs": "epochs_done"},
     "Plan": {"again": "recomputed"},
+    "Trial": {"rounds": "epochs"},
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
 }  # fmt: skip
 

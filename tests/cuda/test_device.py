@@ -135,22 +135,14 @@ def test_fleet(gpu, validation):
     """Different models in one launch, each with its own seed and samples: the figures of the CPU's fleet."""
     losses = []
     for device in ("cpu", "cuda"):
-        how = {"mode": "fleet"} if device == "cuda" else {"workers": 1}
-        nets = net(), nn.Linear(3)
-        programs = [
-            cv.compile(
-                cv.build_graph(n, (4,), "softmax_cross_entropy", cv.Adam(1e-2)),
-                batch_size=5, device=device, accumulate=False, **how,
-            )
-            for n in nets
-        ]  # fmt: skip
+        nets, options = (net(), nn.Linear(3)), {"input_shape": (4,), "optimizer": cv.Adam(1e-2), "batch_size": 5}
         fleet = cv.Fleet("1 MiB", device=device)
         handles = [
             fleet.add(
-                programs[k % 2], data=(X, Y), seed=k, samples=slice(k, 17), validation=validation, patience=patience
+                nets[k % 2], **options, data=(X, Y), seed=k, samples=slice(k, 17), validation=validation, patience=patience
             )
             for k, patience in ((0, None), (1, None), (2, None), (3, 1 if validation else None))
-        ]
+        ]  # fmt: skip
         launches = getattr(gpu.library, "launches", 0)
         fleet.fit(epochs=3, progress=False)
         if device == "cuda":

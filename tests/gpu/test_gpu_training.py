@@ -256,7 +256,7 @@ def test_a_model_of_a_fleet_that_fails_is_alone_in_it(monkeypatch):
     fleet.add(program, data=(X, y), name="fine")
     fleet.add(program, data=(bad, y), name="diverges")
     fleet.add(program, data=(X, y + SIZES[-1]), name="traps")
-    status = {row["name"]: row["status"] for row in fleet.fit(2, progress=False)}
+    status = {handle.name: handle.status for handle in fleet.fit(2, progress=False)}
     assert status["fine"] == "done" and status["diverges"] == "not finite"
     assert status["traps"] not in ("done", "not finite"), status
 

@@ -326,7 +326,7 @@ def explored(w):
         return cv.build_graph(net, (4,), "softmax_cross_entropy", cv.Adam(trial["rate"]))
 
     found = cv.explore(
-        build, {"width": [2, 3], "rate": (1e-3, 1e-1, "log")}, data=(X, Y), validation=0.25, n_trials=3, rounds=3,
+        build, {"width": [2, 3], "rate": (1e-3, 1e-1, "log")}, data=(X, Y), validation=0.25, n_trials=3, epochs=3,
         memory="64 KiB", workers=1, batch_size=8, sampler="random", progress=False,
     )  # fmt: skip
     assert not any(trial.status == "running" for trial in found.trials)

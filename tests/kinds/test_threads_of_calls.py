@@ -720,7 +720,7 @@ def test_searches_of_threads_try_the_same(whole):
             return cv.build_graph(nn.Linear(trial["units"]) >> nn.Linear(3), (5,), "softmax_cross_entropy", "adam")
 
         found = cv.explore(
-            build, {"units": [2, 4, 8]}, data=(X, Y), validation=0.25, n_trials=3, rounds=2, sampler="grid", pruner=None,
+            build, {"units": [2, 4, 8]}, data=(X, Y), validation=0.25, n_trials=3, epochs=2, sampler="grid", pruner=None,
             batch_size=16, workers=1, concurrent=2, seed=seed, progress=False,
         )  # fmt: skip
         return sorted((t.params["units"], t.value) for t in found.trials)

@@ -37,7 +37,7 @@ def explore(
     data: Any,
     validation: Any = None,
     n_trials: int = 100,
-    rounds: int = 30,
+    epochs: int = 30,
     memory: int | str = "256 MiB",
     workers: int | None = None,
     batch_size: int = 32,
@@ -69,7 +69,7 @@ def explore(
     validation : the same, or the share of samples at the end of the data to hold out
     n_trials : int
         Trials of the whole study; with ``storage`` those of earlier runs count.
-    rounds : int
+    epochs : int
         Epochs of a trial that is not pruned.
     memory : int or str
         Bytes of the heap; a trial whose program is larger fails.
@@ -79,7 +79,7 @@ def explore(
     sampler : "tpe", "random", "grid", "cmaes", or a sampler of Optuna
     pruner : "hyperband", "halving", "median", None, or a pruner of Optuna
     metric : str, optional
-        A figure of a round: "val_loss" (the default with validation data), "val_accuracy", "loss".
+        A figure of an epoch: "val_loss" (the default with validation data), "val_accuracy", "loss".
     maximize : bool, optional
         Default: inferred from names such as loss or accuracy.  For other metrics it is required.
     concurrent : int, optional
@@ -123,7 +123,7 @@ def explore(
     start = time.perf_counter()
     if not callable(build):
         raise CalcError(f"build: a function of a trial that returns a graph is wanted, not {checks.called(build)}")
-    n_trials, rounds = checks.integer("n_trials", n_trials), checks.integer("rounds", rounds)
+    n_trials, epochs = checks.integer("n_trials", n_trials), checks.integer("epochs", epochs)
     if concurrent is None:
         concurrent = max(FEW, min(n_trials // SHARE, CONCURRENT))
     concurrent, batch_size = checks.integer("concurrent", concurrent), checks.integer("batch_size", batch_size)
@@ -139,10 +139,10 @@ def explore(
     if validation is None and metric.startswith("val_"):
         raise CalcError(f"metric {metric!r} needs validation data: give validation=(X, y) or a share such as 0.2")
     maximize = largest_of("explore", metric, maximize, "maximize")
-    task = Task(build, data, validation, rounds, batch_size, parse_bytes(memory), workers)
+    task = Task(build, data, validation, epochs, batch_size, parse_bytes(memory), workers)
     study = Study(
-        space, sampler, pruner, maximize=maximize, rounds=rounds, seed=seed, storage=storage, name=study_name,
-        facts={"metric": metric, "rounds": rounds, "seed": seed, "space": _described(space)},
+        space, sampler, pruner, maximize=maximize, epochs=epochs, seed=seed, storage=storage, name=study_name,
+        facts={"metric": metric, "epochs": epochs, "seed": seed, "space": _described(space)},
     )  # fmt: skip
     n_trials = min(n_trials, study.size or n_trials)
     trainer = _engine(engine, task)
@@ -154,7 +154,7 @@ def explore(
         count.step(search.ended, lambda: f"best {metric} {sign * min(values):.4g}" if values else "")
 
     search = Search(
-        study, trainer, n_trials=n_trials, rounds=rounds, metric=metric, maximize=maximize, concurrent=concurrent,
+        study, trainer, n_trials=n_trials, epochs=epochs, metric=metric, maximize=maximize, concurrent=concurrent,
         keep=keep, seed=seed, show=show,
     )  # fmt: skip
     try:

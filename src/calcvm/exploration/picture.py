@@ -35,7 +35,7 @@ def draw(trials: Sequence[Trial], metric: str, maximize: bool, path: str | PathL
     times.plot(seconds, values, ".", color=COLOURS["complete"], label="complete trials")
     best = accumulate(values, max if maximize else min)
     times.step(seconds, list(best), where="post", color="black", label="best so far")
-    curves.set(xlabel="round", ylabel=metric, title="learning curves")
+    curves.set(xlabel="epoch", ylabel=metric, title="learning curves")
     times.set(xlabel="seconds", title="best value over time")
     for axes in (curves, times):
         axes.grid(alpha=0.3)

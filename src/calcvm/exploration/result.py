@@ -71,7 +71,7 @@ class Exploration(Uncopied):
                 "status": t.status,
                 self.metric: t.value,
                 **t.params,
-                "rounds": t.rounds,
+                "epochs": t.epochs,
                 "bytes": t.nbytes,
             }
             for t in self.trials
@@ -110,7 +110,7 @@ class Exploration(Uncopied):
 
     def column(self, name: str) -> np.ndarray:
         """An attribute or parameter of every trial, shape (n_trials,): ``column("value")``, ``column("width")``."""
-        known = {"number", "seed", "status", "reason", "value", "rounds", "nbytes", "seconds"}
+        known = {"number", "seed", "status", "reason", "value", "epochs", "nbytes", "seconds"}
         known |= {p for t in self.trials for p in t.params}
         if not isinstance(name, str) or name not in known:
             raise CalcError(f"no column {checks.shown(name)}; there are {', '.join(sorted(known))}")
@@ -134,7 +134,7 @@ class Exploration(Uncopied):
         room = sum((t.nbytes or 0) + ALIGN_BYTES for t in trials)
         worker = Worker(replace(self._task, validation=None, memory=max(room, self._task.memory)))
         fresh = [Trial(t.number, t.params, t.seed) for t in trials]
-        for report in worker.turn(Turn(fresh, rounds={t.number: t.rounds for t in trials})):
+        for report in worker.turn(Turn(fresh, epochs={t.number: t.epochs for t in trials})):
             if report.status == "failed":
                 raise CalcError(f"trial {report.number} cannot be retrained: {report.reason}")
         return {t.number: worker.model(t.number) for t in trials}
@@ -160,13 +160,13 @@ class Exploration(Uncopied):
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Column names, the best trials, and the notes below them."""
-        header = ["trial", self.metric, *self.trials[0].params, "rounds", "bytes"] if self.trials else []
+        header = ["trial", self.metric, *self.trials[0].params, "epochs", "bytes"] if self.trials else []
         rows = [
             [
                 str(t.number),
                 f"{t.value:.4f}",
                 *(_text(v) for v in t.params.values()),
-                str(t.rounds),
+                str(t.epochs),
                 f"{t.nbytes or 0:,}",
             ]
             for t in self.ranked[: self.SHOWN]

@@ -36,7 +36,7 @@ class Search:
         engine: Engine,
         *,
         n_trials: int,
-        rounds: int,
+        epochs: int,
         metric: str,
         maximize: bool,
         concurrent: int,
@@ -44,7 +44,7 @@ class Search:
         seed: int,
         show: Callable[[Search], None],
     ):
-        self.study, self.engine, self.metric, self.rounds, self.seed = study, engine, metric, rounds, seed
+        self.study, self.engine, self.metric, self.epochs, self.seed = study, engine, metric, epochs, seed
         self.n_trials, self.concurrent, self.keep, self.show = n_trials, concurrent, keep, show
         self.sign = -1 if maximize else 1
         self.trials = {trial.number: trial for trial in study.earlier}
@@ -105,8 +105,8 @@ class Search:
                 self._home[trial.number] = home
             if not (self._live[home] or self._release[home] or self._save[home]):
                 continue
-            rounds = {n: self.study.next_rung(self.trials[n].rounds) - self.trials[n].rounds for n in self._live[home]}
-            self.engine.submit(home, Turn(start, self._release[home], self._save[home], rounds))
+            epochs = {n: self.study.next_rung(self.trials[n].epochs) - self.trials[n].epochs for n in self._live[home]}
+            self.engine.submit(home, Turn(start, self._release[home], self._save[home], epochs))
             self._release[home], self._save[home] = [], []
             self._idle.remove(home)
         return len(self._idle) < self.engine.homes
@@ -126,10 +126,10 @@ class Search:
         """Record the report on a trial, and decide how it continues."""
         for name, figures in report.curves.items():
             trial.curves.setdefault(name, []).extend(figures)
-        trial.rounds, trial.nbytes = len(trial.curves.get("loss", ())), report.nbytes
+        trial.epochs, trial.nbytes = len(trial.curves.get("loss", ())), report.nbytes
         if report.status != "failed" and self.metric not in trial.curves:
             known = ", ".join(map(repr, trial.curves))
-            report.status, report.reason = "failed", f"metric {self.metric!r}: the figures of a round are {known}"
+            report.status, report.reason = "failed", f"metric {self.metric!r}: the figures of an epoch are {known}"
             if not any(self.metric in other.curves for other in self.trials.values()):  # other trials will lack it too
                 self._end(trial, "failed", report.reason)
                 raise CalcError(report.reason)
@@ -138,13 +138,13 @@ class Search:
         trial.value = trial.curves[self.metric][-1]
         if not math.isfinite(trial.value):
             figure, trial.value = trial.value, None
-            return self._end(trial, "pruned", report.reason or f"{self.metric} is {figure} after {trial.rounds} rounds")
+            return self._end(trial, "pruned", report.reason or f"{self.metric} is {figure} after {trial.epochs} epochs")
         if report.status == "pruned":
             return self._end(trial, "pruned", report.reason)
-        if trial.rounds >= self.rounds:
+        if trial.epochs >= self.epochs:
             return self._end(trial, "complete")
         if self.study.prunes(trial):
-            self._end(trial, "pruned", f"behind other trials after {trial.rounds} rounds")
+            self._end(trial, "pruned", f"behind other trials after {trial.epochs} epochs")
 
     def _end(self, trial: Trial, status: str, reason: str = "") -> None:
         home = self._home[trial.number]
@@ -171,7 +171,7 @@ class Search:
             if self._tries[number] >= TRIES:
                 self._end(trial, "failed", f"{TRIES} workers died while they trained it")
             else:
-                trial.curves, trial.rounds, trial.value = {}, 0, None
+                trial.curves, trial.epochs, trial.value = {}, 0, None
                 self._again.append(trial)
         self._live[home].clear()
         self._release[home], self._save[home] = [], []

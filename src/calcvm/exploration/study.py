@@ -74,7 +74,7 @@ class Study:
         pruner: Any,
         *,
         maximize: bool,
-        rounds: int,
+        epochs: int,
         seed: int,
         storage: Any,
         name: str,
@@ -82,7 +82,7 @@ class Study:
     ):
         lib = library()
         self.space, self.seconds, self.exhausted, self.size = distributions(space), 0.0, False, None
-        self.rungs = _rungs(pruner, rounds)
+        self.rungs = _rungs(pruner, epochs)
         direction = "maximize" if maximize else "minimize"
         self._stored = None if storage is None else _open(lib, storage, name, direction, facts)
         stored = [] if self._stored is None else self._stored.get_trials(deepcopy=False)
@@ -92,13 +92,13 @@ class Study:
         sampler = _sampler(
             lib, sampler, space, seed if not earlier else seed_of(seed, len(earlier)), pruner is not None
         )
-        pruner = _pruner(lib, pruner, rounds)
+        pruner = _pruner(lib, pruner, epochs)
         make: Callable[[], Any] = lambda: lib.create_study(
             study_name=name, direction=direction, sampler=sampler, pruner=pruner
         )
         self.optuna = _quietly(lib, make)
         self._live: dict[int, Any] = {}
-        self._judged: dict[int, int] = {}  # last judged round, by number
+        self._judged: dict[int, int] = {}  # last judged epoch, by number
         self.earlier = [
             self._go_on_from(frozen) for frozen in sorted(earlier, key=lambda t: t.user_attrs[FACTS]["number"])
         ]
@@ -120,18 +120,18 @@ class Study:
         self._live[trial.number] = trial
         return trial.number, trial.params
 
-    def next_rung(self, rounds: int) -> int:
-        """The round of the next rung, for a trial that has done ``rounds``."""
-        return self.rungs[bisect.bisect_right(self.rungs, rounds)]
+    def next_rung(self, epochs: int) -> int:
+        """The epoch of the next rung, for a trial that has done ``epochs``."""
+        return self.rungs[bisect.bisect_right(self.rungs, epochs)]
 
     @_timed
     def prunes(self, trial: Trial) -> bool:
-        """Whether to prune a trial, by its value after the rounds done."""
+        """Whether to prune a trial, by its value after the epochs done."""
         live = self._live[trial.number]
-        if trial.rounds <= self._judged.get(trial.number, 0):  # an earlier try passed this rung
+        if trial.epochs <= self._judged.get(trial.number, 0):  # an earlier try passed this rung
             return False
-        self._judged[trial.number] = trial.rounds
-        live.report(trial.value, trial.rounds)
+        self._judged[trial.number] = trial.epochs
+        live.report(trial.value, trial.epochs)
         return live.should_prune()
 
     @_timed
@@ -203,12 +203,12 @@ def _sampler(lib: Any, given: Any, space: Mapping[str, Any], seed: int, pruned: 
         return known[given]()
 
 
-def _pruner(lib: Any, given: Any, rounds: int) -> Any:
+def _pruner(lib: Any, given: Any, epochs: int) -> Any:
     make = lib.pruners
     if isinstance(given, make.BasePruner):
         return given
     known: dict[str | None, Callable[[], Any]] = {
-        "hyperband": lambda: make.HyperbandPruner(1, rounds, REDUCTION),
+        "hyperband": lambda: make.HyperbandPruner(1, epochs, REDUCTION),
         "halving": lambda: make.SuccessiveHalvingPruner(1, REDUCTION),
         "median": lambda: make.MedianPruner(STARTUP_TRIALS),
         None: make.NopPruner,
@@ -220,13 +220,13 @@ def _pruner(lib: Any, given: Any, rounds: int) -> Any:
     return known[given]()
 
 
-def _rungs(pruner: Any, rounds: int) -> list[int]:
-    """The rounds after which a pruner can decide; the last is ``rounds``."""
+def _rungs(pruner: Any, epochs: int) -> list[int]:
+    """The epochs after which a pruner can decide; the last is ``epochs``."""
     if pruner is None:
-        return [rounds]
+        return [epochs]
     if isinstance(pruner, str) and pruner in ("hyperband", "halving"):
-        return [*(REDUCTION**k for k in range(64) if REDUCTION**k < rounds), rounds]
-    return list(range(1, rounds + 1))
+        return [*(REDUCTION**k for k in range(64) if REDUCTION**k < epochs), epochs]
+    return list(range(1, epochs + 1))
 
 
 # ---------------------------------------------------------------- storage

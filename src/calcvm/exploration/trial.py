@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError
 
 
+@hints.names_of_others
 @dataclass
 class Trial:
     """One model of a search.  ``build`` gets it with its parameters; the result lists it with its outcome.
@@ -20,10 +21,10 @@ class Trial:
     number : int, from 0
     params : the sampler's choices, by name; ``trial["width"]`` is short for one
     seed : int, of the initial weights, shuffling and dropout; a function of the search's seed and the number
-    status : "running", "complete" (all rounds), "pruned", "failed" or "interrupted"; ``reason`` says why
-    value : the metric after the last round; None without one
-    rounds : rounds trained so far
-    curves : ``loss``, ``val_loss``, ... by name, one figure per round
+    status : "running", "complete" (all epochs), "pruned", "failed" or "interrupted"; ``reason`` says why
+    value : the metric after the last epoch; None without one
+    epochs : epochs trained so far
+    curves : ``loss``, ``val_loss``, ... by name, one figure per epoch
     nbytes : bytes of the heap that its program takes; None without a program
     seconds : from the start of the search to the trial's end
     """
@@ -34,7 +35,7 @@ class Trial:
     status: str = "running"
     reason: str = ""
     value: float | None = None
-    rounds: int = 0
+    epochs: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     nbytes: int | None = None
     seconds: float = 0.0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from calcvm.errors import CalcError
-from calcvm.exploration.programs import Programs
 from calcvm.exploration.trial import Trial
 from calcvm.fleet import Fleet, Handle
 from calcvm.graph import CalcGraph
@@ -28,7 +27,7 @@ class Task:
     build: Build
     data: Any
     validation: Any
-    rounds: int
+    epochs: int
     batch_size: int
     memory: int
     workers: int | None
@@ -36,17 +35,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Turn:
-    """A worker's next turn: add trials, release models, return models, and train each trial for some rounds."""
+    """A worker's next turn: add trials, release models, return models, and train each trial for some epochs."""
 
     start: list[Trial] = field(default_factory=list)
     release: list[int] = field(default_factory=list)
     keep: list[int] = field(default_factory=list)
-    rounds: Mapping[int, int] = field(default_factory=dict)
+    epochs: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Report:
-    """The outcome of a turn for one trial: the figures of its new rounds."""
+    """The outcome of a turn for one trial: the figures of its new epochs."""
 
     number: int
     status: str = "running"  # complete | pruned | failed
@@ -61,9 +60,8 @@ class Worker:
     def __init__(self, task: Task):
         self.task = task
         self.fleet = Fleet(memory=task.memory, workers=task.workers)
-        self.programs = Programs(task.memory)
         self._waiting: dict[int, tuple[Trial, Program, dict[str, float]]] = {}
-        self._training: dict[int, int] = {}  # rounds reported so far
+        self._training: dict[int, int] = {}  # epochs reported so far
         self._handles: dict[int, Handle] = {}  # trials in training, and those that may be kept
 
     def turn(self, turn: Turn) -> list[Report]:
@@ -71,7 +69,7 @@ class Worker:
         for number in turn.release:
             self.release(number)
         failed = [self._prepare(trial) for trial in turn.start] + self._admit()
-        self.fleet.advance({self._handles[number]: turn.rounds[number] for number in self._training})
+        self.fleet.advance({self._handles[number]: turn.epochs[number] for number in self._training})
         return [*filter(None, failed), *map(self._report, list(self._training))]
 
     def release(self, number: int) -> None:
@@ -97,7 +95,12 @@ class Worker:
         """Build and compile a trial; return a report if that fails for any reason."""
         try:
             graph, hyper = _built(self.task.build(trial))
-            program, own = self.programs.of(graph, hyper.pop("batch_size", self.task.batch_size))
+            program, own = self.fleet.programs.of(
+                graph,
+                batch_size=hyper.pop("batch_size", self.task.batch_size),
+                memory=self.task.memory,
+                recompute=False,
+            )
         except Exception as error:  # the user's build may raise anything
             return _failed(trial.number, error)
         self._waiting[trial.number] = trial, program, {**own, **hyper}
@@ -130,7 +133,7 @@ class Worker:
         self._training[number] = handle.epochs_done
         if handle.status in ENDS:
             report.status, report.reason = ENDS[handle.status], handle.error
-        if handle.status in ENDS or handle.epochs_done >= self.task.rounds:
+        if handle.status in ENDS or handle.epochs_done >= self.task.epochs:
             del self._training[number]
         return report
 

@@ -11,15 +11,17 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, compiler, hints, nn
 from calcvm.errors import CalcError, PlanError, Uncopied, within
 from calcvm.fleet.handle import Converted, Handle
+from calcvm.fleet.programs import Programs
 from calcvm.fleet.results import Results
 from calcvm.fleet.tasks import Tasks
-from calcvm.model import CalcHeap, Model
+from calcvm.graph import CalcGraph
+from calcvm.model import CalcHeap, Model, build_graph
 from calcvm.model.adapting import adapt_new
 from calcvm.model.data import arrays_of
-from calcvm.model.model import check_program
+from calcvm.model.model import BATCH, graph_of
 from calcvm.model.roles import figures
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
@@ -63,8 +65,10 @@ class Fleet(Uncopied):
     Examples
     --------
     >>> fleet = cv.Fleet(memory="64 MiB")
-    >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
-    >>> print(fleet.fit(epochs=30))
+    >>> for seed in range(100):
+    ...     fleet.add(net, input_shape=(4,), optimizer="adam", data=(X, y), validation=(X_val, y_val), seed=seed)
+    >>> results = fleet.fit(epochs=30)
+    >>> ensemble = cv.Ensemble(results.best(5))
     """
 
     _instead = "copy its models, handle.model; save them, or pass their programs and make another fleet"
@@ -76,9 +80,9 @@ class Fleet(Uncopied):
         self.heap = CalcHeap(memory, store, device)
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
-        self._converted: WeakValueDictionary[tuple[int, str], Converted] = (
-            WeakValueDictionary()
-        )  # by id and required type
+        self.programs = Programs()
+        # by id and required type
+        self._converted: WeakValueDictionary[tuple[int, str], Converted] = WeakValueDictionary()
         self._tasks = Tasks(lambda: (place for h in self.handles.values() for place in h.places))
         self._per_round = 0.0  # seconds of the team per round, as last measured
         self._adding: dict[int, str] = {}  # by thread: the model being added
@@ -111,13 +115,14 @@ class Fleet(Uncopied):
 
     @property
     def results(self) -> Results:
-        """One row per model, with its state at the time of reading."""
+        """The handles as a table, current at the time of reading."""
         return Results(self.handles)
 
     # ------------------------------------------------------------ models
+    @hints.takes(build_graph, compiler.plan, without=("net", "graph", "accumulate", "progress"))
     def add(
         self,
-        program: Program | str,
+        net: nn.Layer | CalcGraph | Model | Program | str,
         *,
         data: tuple[Any, ...] | Mapping[str, Any],
         samples: Any = None,
@@ -132,14 +137,18 @@ class Fleet(Uncopied):
         shuffle: bool = True,
         memory: int | str | None = None,
         check_finite: bool = False,
+        **options: Any,
     ) -> Handle:
-        """Add a new model, or by its name one that the store has kept.
+        """Add a new model, a copy of one, or by its name one that the store has kept.
 
         Parameters
         ----------
-        program : Program or str
-            Of any graph with a path that trains.
-        data : arrays for the placeholders of that path, in the order they were declared, or by name
+        net : layers, graph, Model, Program or str
+            Layers and graphs come with the ``options`` of `Model`.  Those that differ only in hyperparameters share one
+            program.  To add thousands of models of one network, pass a graph (`calcvm.build_graph`), or a program of any
+            graph with a path that trains: that spares building the network each time.  A `Model` is copied, with its
+            parameters, optimizer state and epochs.
+        data : arrays for the placeholders of the path that trains, in the order they were declared, or by name
             Arrays are read in place; many models may share them.  Data that must be converted (lists, DataFrames, float16,
             another byte order, ...) are converted at each call.  Equal results are kept once.
         samples : slice or ndarray of int, shape (n,), optional
@@ -147,6 +156,7 @@ class Fleet(Uncopied):
         validation : tuple or mapping of arrays, or slice or indexes of samples of ``data``, optional
             The data to evaluate the model on after each epoch.
         seed : int
+            Of a new model; a copy and a model of the store keep theirs.
         hyper : mapping, optional
             Hyperparameters that differ from the program's, by name: ``{"learning_rate": 1e-3}``.
         epochs : int, optional
@@ -160,15 +170,16 @@ class Fleet(Uncopied):
             the epoch.  It is stored outside the heap, in as many bytes as a `MemoryStore` takes for the model.  A killed
             process loses it.
         learning_batch : int, optional
-            Samples per update, if more than the program's batch.  The program must accumulate gradients
+            Samples per update, if more than the program's batch.  A program must accumulate gradients
             (``accumulate=True``).
         memory : int or str, optional
-            Quota: raise if the program takes more bytes.
+            Quota: raise if the program takes more bytes.  Layers and graphs are planned to fit it, as by `Model`.
+        options : of a new model, see `Model`: input_shape, loss, optimizer, batch_size, ...
 
         Raises
         ------
         PlanError : the program is larger than its quota or the heap (``needed`` and ``allowed`` bytes).
-        CalcError : data, name or hyperparameters do not fit.  Nothing has been added.
+        CalcError : data, name, options or hyperparameters do not fit.  Nothing has been added.
         """
         if epochs is not None:
             epochs = checks.integer("epochs", epochs)
@@ -180,21 +191,29 @@ class Fleet(Uncopied):
             checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         watched = "keep_best" if checks.flag("keep_best", keep_best) else "patience" if patience is not None else ""
+        if options and isinstance(net, (Program, Model)):
+            raise CalcError(f"Fleet.add: {next(iter(options))} is an option of layers and graphs: leave it out")
+        if isinstance(net, Model) and seed:
+            raise CalcError("Fleet.add: a Model keeps its seed and parameters: leave seed out, or add model.program")
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
             # an exception came after the heap had added it, and before the fleet had
             self._give_up(self.heap.open(left), fresh=True)
-        if isinstance(program, str):
-            if program in self.handles:
-                self._refuse_second(program)
-            model = self.heap.open(program)
+        if isinstance(net, str):
+            if net in self.handles:
+                self._refuse_second(net)
+            model = self.heap.open(net)
         else:
-            check_program(program)
+            program, own = self._program(net, options, learning_batch, memory)
+            hyper = {**own, **(hyper or {})}
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
             try:
-                model = self.heap.create(program, seed=seed, workers=1, name=name)
+                if isinstance(net, Model):
+                    model = net.copy(name, self.heap)
+                else:
+                    model = self.heap.create(program, seed=seed, workers=1, name=name)
             except Exception:  # another thread owns what the heap has by this name
                 del self._adding[get_ident()]
                 raise
@@ -226,14 +245,29 @@ class Fleet(Uncopied):
                 if judge is not None:
                     judge.job[J.ROUNDS] = judge.rounds
                 with self.turn.mine:
-                    handle = Handle(self._tasks, self._forget, model, train, judge, epochs, sources, keep_best)
+                    handle = Handle(self._tasks, self.handles, model, train, judge, epochs, sources, keep_best)
                     self.handles[model.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
             except BaseException:
                 if model.name not in self.handles:
-                    self._give_up(model, fresh=not isinstance(program, str))
+                    self._give_up(model, fresh=not isinstance(net, str))
                 raise
+
+    def _program(
+        self, net: Any, options: dict[str, Any], learning_batch: int | None, memory: int | str | None
+    ) -> tuple[Program, dict[str, float]]:
+        """The program of a model to add, and the hyperparameters in which the model differs from it."""
+        if isinstance(net, (Program, Model)):
+            return (net if isinstance(net, Program) else net.program), {}
+        checks.one_of("Fleet.add", net, (nn.Layer, CalcGraph), "layers, a graph, a cv.Model or a program (cv.compile)")
+        how = {"memory": memory, "accumulate": learning_batch is not None, "device": self.heap.device.name}
+        how["mode"] = "fleet" if self.heap.device.name == "cuda" else None
+        if memory is None and options.get("batch_size") is None:
+            options["batch_size"] = min(BATCH, learning_batch or BATCH)
+        how["batch_size"] = options.pop("batch_size", None)
+        graph, planned = graph_of("Fleet.add", net, options)
+        return self.programs.of(graph, **{**how, **planned})
 
     def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
         """Train one model on one batch and return its loss (see `Model.step`)."""
@@ -335,16 +369,6 @@ class Fleet(Uncopied):
             out[name] = source.array
         return out
 
-    def _forget(self, handle: Handle) -> None:
-        with self.turn.mine:
-            if handle._place >= 0:
-                handle._train.job[:] = self._tasks.rows[handle._place]  # so its figures can still be read
-                places = handle.places
-                handle._place = handle._judge_place = -1
-                self._tasks.give_back(places)
-            if self.handles.get(handle.name) is handle:
-                del self.handles[handle.name]
-
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | str = 1) -> Results:
         """Train every model for ``epochs`` epochs, or for its own number if `add` gave one.
@@ -357,7 +381,7 @@ class Fleet(Uncopied):
 
         Returns
         -------
-        Results : one row per model.  Ctrl-C and SIGTERM end training between two rounds of every model and leave the
+        Results : a table of the handles.  Ctrl-C and SIGTERM end training between two rounds of every model and leave the
             store consistent; ``results.stopped`` says so.  Meanwhile other threads may use the models between slices;
             another `fit` or `advance` waits for the end.
         """
@@ -370,7 +394,7 @@ class Fleet(Uncopied):
     def _fit(self, epochs: int, progress: bool, checkpoint: int) -> Results:
         with self.turn.mine:
             handles = [h for h in self.handles.values() if h.open]
-            goals = self._goals(handles, [h.epochs or epochs for h in handles])
+            goals = self._goals(handles, [h.own_epochs or epochs for h in handles])
             places = np.array([h._place for h in handles], np.int64)
         start = int(self._tasks.rows[places, J.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)

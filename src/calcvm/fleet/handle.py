@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from calcvm import checks, hints
 from calcvm.errors import CalcError, Trap, Uncopied
 from calcvm.fleet.tasks import Tasks
 from calcvm.model import Model
@@ -35,6 +35,7 @@ class Converted:
     array: np.ndarray
 
 
+@hints.names_of_others
 class Handle(Uncopied):
     """A model of a fleet: its state, epochs and losses.
 
@@ -43,6 +44,7 @@ class Handle(Uncopied):
     name : str
     status : "waiting", "done" (all epochs trained), "stopped early" (by patience), "not finite" (its loss), "trapped" (by
         a kernel), "stopped" (by `stop`) or "closed"; ``error`` gives the reason or place.
+    own_epochs : its number of epochs in each `Fleet.fit`, if `Fleet.add` gave one.
     nbytes : bytes of the heap that it occupies while it trains.
     model : the `Model`: predict, evaluate, save.
     """
@@ -52,7 +54,7 @@ class Handle(Uncopied):
     def __init__(
         self,
         tasks: Tasks,
-        forget: Callable[[Handle], None],
+        handles: dict[str, Handle],
         model: Model,
         train: Epoch,
         judge: Epoch | None,
@@ -61,8 +63,8 @@ class Handle(Uncopied):
         keep_best: bool = False,
     ):
         self._sources = sources
-        self._tasks, self._forget = tasks, forget
-        self.model, self._train, self._judge, self.epochs = model, train, judge, epochs
+        self._tasks, self._handles = tasks, handles
+        self.model, self._train, self._judge, self.own_epochs = model, train, judge, epochs
         self.name, self.nbytes = model.name, model.program.heap_bytes
         self.status, self.error = "waiting", ""
         self._best: np.ndarray | None = None  # the state after the best epoch
@@ -131,6 +133,15 @@ class Handle(Uncopied):
         return last(self.val_losses)
 
     @property
+    def figures(self) -> dict[str, float]:
+        """The last of `losses`, and of each of `metrics`, by name; NaN before the first epoch."""
+        return {"loss": self.loss, **{name: last(values) for name, values in self.metrics.items()}}
+
+    def __getitem__(self, name: Any) -> NoReturn:
+        told = f"figures[{name!r}]" if str(name) in self.figures else hints.NAMES["Handle"].get(str(name), name)
+        raise CalcError(f"a handle has attributes: read handle.{told} in place of [{checks.shown(name)}]")
+
+    @property
     def kept(self) -> int | None:
         """The epoch of `losses`, from 0, whose state ``keep_best`` keeps; None if there is none."""
         if self._best is None or not np.isfinite(losses := self.val_losses).any():
@@ -147,7 +158,14 @@ class Handle(Uncopied):
         """Free its room in the heap at once.  A `FileStore` keeps its file."""
         self.model.close()
         self.status = "closed"
-        self._forget(self)
+        with self._tasks.turn.mine:
+            if self._place >= 0:
+                self._train.job[:] = self._tasks.rows[self._place]  # so its figures can still be read
+                places = self.places
+                self._place = self._judge_place = -1
+                self._tasks.give_back(places)
+            if self._handles.get(self.name) is self:
+                del self._handles[self.name]
         self._sources.clear()
         for run in filter(None, (self._train, self._judge)):
             run.release()

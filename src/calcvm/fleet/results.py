@@ -9,15 +9,15 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, Uncopied
-from calcvm.fleet.handle import Handle, last
+from calcvm.fleet.handle import Handle
 from calcvm.model.figures import largest_of
 from calcvm.tables import frame, html, laid_out, number
 
 
 class Results(Sequence, Uncopied):
-    """A table with one row per model of a fleet, current at the time of reading; printing shows the first rows.
+    """The handles of a fleet as a table, current at the time of reading; printing shows the first rows.
 
-    Each row is a dict: name, status, error, epochs, loss, the last validation figures, and bytes of the heap.
+    The columns are name, status, epochs, loss, the other `Handle.figures`, bytes of the heap, and error.
     """
 
     _instead = "copy its figures and models: handle.losses, handle.model"
@@ -27,32 +27,22 @@ class Results(Sequence, Uncopied):
     def __init__(self, handles: Mapping[str, Handle], stopped: str = ""):
         self._handles, self.stopped = handles, stopped
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
-                **{name: last(values) for name, values in h.metrics.items()},
-                "bytes": h.nbytes, "error": h.error,
-            }
-            for h in [*self._handles.values()]  # a copy: other threads may add models meanwhile
-        ]  # fmt: skip
-
     @overload
-    def __getitem__(self, i: int) -> dict[str, Any]: ...
+    def __getitem__(self, i: int) -> Handle: ...
     @overload
-    def __getitem__(self, i: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, i: slice) -> list[Handle]: ...
     def __getitem__(self, i: int | slice) -> Any:
-        return self._rows()[i]
+        return [*self._handles.values()][i]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._rows())
+    def __iter__(self) -> Iterator[Handle]:
+        return iter([*self._handles.values()])  # a copy: other threads may add models meanwhile
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with one row per model, indexed by name (MissingExtra: pandas is not installed, extra ``pandas``)."""
-        return frame("Results.to_frame", self._rows(), "name")
+        return frame("Results.to_frame", [*map(_row, self)], "name")
 
     def column(self, name: str) -> np.ndarray:
         """One figure of every model, shape (n_models,); NaN if a model has none.
@@ -61,12 +51,12 @@ class Results(Sequence, Uncopied):
         ------
         CalcError : no model has such a figure.
         """
-        rows = self._rows()
+        rows = [*map(_row, self)]
         _known(name, rows)
         return np.array([row.get(name, np.nan) for row in rows])
 
-    def best(self, k: int = 1, by: str | None = None, largest: bool | None = None) -> list[dict[str, Any]]:
-        """The rows of the k best models, the best first.  Models without a finite figure come last.
+    def best(self, k: int = 1, by: str | None = None, largest: bool | None = None) -> list[Handle]:
+        """The k best models, the best first.  Those without a finite figure come last.
 
         Parameters
         ----------
@@ -78,7 +68,8 @@ class Results(Sequence, Uncopied):
         ------
         CalcError : no model has such a figure, none has a finite one, or it is not known which direction is better.
         """
-        rows, k = self._rows(), checks.integer("k, the number of models,", k)
+        k, handles = checks.integer("k, the number of models,", k), [*self]
+        rows = [*map(_row, handles)]
         largest = None if largest is None else checks.flag("largest", largest)
         if by is None:
             by = "val_loss" if any("val_loss" in row for row in rows) else "loss"
@@ -90,10 +81,10 @@ class Results(Sequence, Uncopied):
             raise CalcError(f"no model has a finite {by!r}, so none is the best: train them, or look at their status")
         sign = -1 if largest_of("best", by, largest) else 1
         order = sorted(range(len(rows)), key=lambda i: _finite_first(sign * figures[i]))
-        return [rows[i] for i in order[:k]]
+        return [handles[i] for i in order[:k]]
 
     def __repr__(self) -> str:
-        return f"<results of {len(self)} models, of which {sum(h.open for h in [*self._handles.values()])} can go on>"
+        return f"<results of {len(self)} models, of which {sum(h.open for h in self)} can go on>"
 
     def __str__(self) -> str:
         names, rows, rest = self._shown()
@@ -105,13 +96,24 @@ class Results(Sequence, Uncopied):
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Column names, the first rows, and the notes below them."""
-        rows = self._rows()
+        rows = [*map(_row, self)]
         names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
         if any(row["error"] for row in rows):
             names.append("error")
         cells = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
         more = len(self) - len(cells)
         return names, cells, [*([f"... {more} more"] if more > 0 else []), *([self.stopped] if self.stopped else [])]
+
+
+def _row(h: Handle) -> dict[str, Any]:
+    return {
+        "name": h.name,
+        "status": h.status,
+        "epochs": h.epochs_done,
+        **h.figures,
+        "bytes": h.nbytes,
+        "error": h.error,
+    }
 
 
 def _known(name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -156,7 +156,7 @@ class Network:
     """A design with its own heap.  At rest, and in a pickle, it is arrays."""
 
     def __init__(self, design: Design, seed: int = 0):
-        self.design, self.seed, self.rounds = design, seed, 0
+        self.design, self.seed, self.epochs = design, seed, 0
         self._resident: Model | None = None
         self._state: Mapping[str, np.ndarray] = {}
 
@@ -166,7 +166,7 @@ class Network:
             program = program_of(self.design)
             heap = CalcHeap(program.heap_bytes)
             self._resident = heap.create(program, seed=self.seed, workers=min(program.workers, allowed_workers()))
-            self._resident.facts["epochs"] = self.rounds
+            self._resident.facts["epochs"] = self.epochs
             for name, cells in self._cells(self._resident):
                 if name in self._state:
                     cells[:] = self._state[name]
@@ -190,12 +190,12 @@ class Network:
             return self  # all data fit in one batch, so its size makes no difference
         self._keep()
         other = Network(design, self.seed)
-        other.rounds, other._state = self.rounds, self._state
+        other.epochs, other._state = self.epochs, self._state
         return other
 
     def _keep(self) -> None:
         if self._resident is not None:
-            self.rounds = self._resident.facts["epochs"]
+            self.epochs = self._resident.facts["epochs"]
             self._state = {name: cells.copy() for name, cells in self._cells(self._resident)}
 
     @staticmethod

@@ -1,0 +1,46 @@
+"""Programs of a fleet.  Graphs that differ only in hyperparameters are compiled once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from calcvm import compiler
+from calcvm.graph import CalcGraph
+from calcvm.vm.program.program import Program
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Programs:
+    """Compile graphs for one worker, with a cache of the programs used last."""
+
+    KEPT = 512  # 60 kB each
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple, Program] = {}  # the one used last comes last
+
+    def of(self, graph: CalcGraph, **options: Unpack[compiler.Options]) -> tuple[Program, dict[str, float]]:
+        """The program of a graph, and the hyperparameters of its first path that trains in which the graph differs from it.
+
+        Raises
+        ------
+        PlanError, CalcError : as in `calcvm.plan`.
+        """
+        options = {"workers": 1, "accumulate": False, **options}
+        optimizers = {p.name: p.optimizer for p in graph.paths.values() if p.optimizer is not None}
+        others = [optimizer.slots() for optimizer in [*optimizers.values()][1:]]
+        key = graph.form, repr((sorted(options.items()), others))
+        program = self._kept.pop(key, None)
+        if program is None:
+            program = compiler.compile(graph, **options)
+        self._kept[key] = program
+        if len(self._kept) > self.KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
+        for path, optimizer in optimizers.items():  # the first
+            hyper = program.info["paths"][path]["hyper"]
+            (slots,) = (facts["slots"] for facts in program.info["state"] if facts["symbol"] == hyper)
+            # an absent clipping is infinite in both, and equal
+            return program, {k: v for k, v in optimizer.slots().items() if v != slots[k] and math.isfinite(v)}
+        return program, {}
