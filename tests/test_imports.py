@@ -81,6 +81,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"equations", "errors", "formulas", "kernel", "lazy", "without_signals"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
+    "testing": ({"errors", "without_signals"}, {"numpy", "greenlet"}),
     "vm": (set(), set()),
     "vm.program": ({"equations", "errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
     "vm.run": (
@@ -97,6 +98,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "kernels_cuda",
             "system",
             "teams",
+            "testing",
             "without_signals",
             "vm.program",
         },
@@ -305,7 +307,19 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, line: str, caug
 
 
 def test_importing_calcvm_brings_no_optional_package() -> None:
-    optional = ["scipy", "matplotlib", "rich", "typer", "sklearn", "torch", "jax", "onnxruntime", "optuna", "ray"]
+    optional = [
+        "scipy",
+        "matplotlib",
+        "rich",
+        "typer",
+        "sklearn",
+        "torch",
+        "jax",
+        "onnxruntime",
+        "optuna",
+        "ray",
+        "calcvm.testing",
+    ]
     code = f"import calcvm, sys; print([m for m in {optional} if m in sys.modules])"
     # numba imports scipy itself where it is installed, to see whether it is: that much is not ours
     numba = f"import numba, sys; print([m for m in {optional} if m in sys.modules])"

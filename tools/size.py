@@ -1,8 +1,9 @@
 """Count the lines of code of src/calcvm as tinygrad's sz.py does: without comments, docstrings and blank lines.
 
-python tools/size.py            # a line per room, and the total
+python tools/size.py            # a line per room, and the total of the product
 python tools/size.py --check    # exit status 1 if the total is above MOST
 
+The lines of `calcvm.testing` are shown apart: stand-ins for hardware are not part of the product.
 A change that needs more lines than MOST raises it, and its commit says why.
 """
 
@@ -20,7 +21,7 @@ try:
 except ImportError:  # run as a file
     from rooms import ROOT, module_of, room_of  # type: ignore[import-not-found,no-redef]
 
-MOST = 54_600  # before the rooms of the planner 54,583
+MOST = 54_160
 KINDS = (
     token.OP,
     token.NAME,
@@ -48,10 +49,12 @@ def main() -> int:
     rooms: Counter[str] = Counter()
     for path in ROOT.rglob("*.py"):
         rooms[room_of(module_of(path, ROOT)) or "calcvm"] += lines_of(path)
+    testing = rooms.pop("testing")
     total = sum(rooms.values())
     if not check:
         for room, lines in rooms.most_common():
             print(f"{lines:>7,}  {room}")
+        print(f"{testing:>7,}  testing (not counted)")
     print(f"{total:>7,}  lines of code; at most {MOST:,}")
     if check and total > MOST:
         print("too many: make the change smaller, or raise MOST in tools/size.py and say why in the commit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from calcvm.errors import MissingExtra
@@ -28,6 +28,20 @@ def html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], rest:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     end = f"<p>{escape(rest)}</p>" if rest else ""
     return f"<p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{end}"
+
+
+class Table:
+    """An object that is shown as a table; ``_shown`` gives the column names, the rows of cells, and the notes below them."""
+
+    _shown: Callable[[], tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]]
+
+    def __str__(self) -> str:
+        names, rows, rest = self._shown()
+        return "\n".join([*laid_out([names, *rows]), *rest])
+
+    def _repr_html_(self) -> str:
+        names, rows, rest = self._shown()
+        return html(repr(self), names, rows, "; ".join(rest))
 
 
 def preformatted(text: str) -> str:

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
+from calcvm.testing.cuda_driver import Library
 from calcvm.vm.run.cuda import device as module
 from calcvm.vm.run.cuda.device import Cuda
 from calcvm.vm.run.cuda.driver import Driver
-from calcvm.vm.run.cuda.simulated import Library
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from calcvm.kernels_cuda import FAMILIES
 from calcvm.kernels_cuda._common import KERNELS
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks
 from calcvm.kernels_cuda._product import shared_bytes
-from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.spec import Operand
+from calcvm.testing.cuda_threads import launch
 from tests import rowrun
 
 for _family in FAMILIES:

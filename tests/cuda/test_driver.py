@@ -12,9 +12,9 @@ import pytest
 
 from calcvm.errors import CalcError, DeviceError, PlanError
 from calcvm.kernels_cuda._cuda import block, blocks, f32_at, f64_at, i64_at, like, sync, thread, threads
-from calcvm.vm.run.cuda import simulated
+from calcvm.testing import cuda_driver
+from calcvm.testing.cuda_driver import Library
 from calcvm.vm.run.cuda.driver import FUNCTIONS, LIBRARY, Driver, load_library
-from calcvm.vm.run.cuda.simulated import Library
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def read_wide(x):
     f64_at(x)[0] = 0.0
 
 
-simulated.KERNELS |= {b"test scale": scale, b"test count_up": count_up, b"test read_wide": read_wide}
+cuda_driver.KERNELS |= {b"test scale": scale, b"test count_up": count_up, b"test read_wide": read_wide}
 
 
 def kernel(driver, key):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks, i64_at, sync, thread
-from calcvm.kernels_cuda._simulator import launch
+from calcvm.testing.cuda_threads import launch
 from calcvm.vm.memory.epoch import shuffling_key
 from calcvm.vm.run.cuda import loop
 from calcvm.vm.run.entry import entry

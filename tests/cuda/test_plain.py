@@ -10,10 +10,10 @@ from calcvm.kernel import TRAP_CODE
 from calcvm.kernels_cuda._common import KERNELS, Kernel
 from calcvm.kernels_cuda._cuda import SCRATCH_AT
 from calcvm.kernels_cuda._product import shared_bytes
-from calcvm.kernels_cuda._simulator import launch
 from calcvm.kernels_cuda.plain import kernel
 from calcvm.ops import OPS
 from calcvm.ops.spec import RowSpec
+from calcvm.testing.cuda_threads import launch
 from tests import rowrun
 from tests.cuda.simulated import Simulated, on_each
 from tests.equations.far_places import PLACES, far_place

@@ -10,9 +10,9 @@ import pytest
 
 from calcvm.kernels_cuda import _gemm, _product, _tensor, _tiles
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, at
-from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import ROWS
+from calcvm.testing.cuda_threads import launch
 from tests import rowrun
 from tests.conftest import by_turns
 from tests.cuda.simulated import Simulated

@@ -12,7 +12,7 @@ import pytest
 
 from calcvm.errors import CalcError
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, pause, sync, thread, threads
-from calcvm.kernels_cuda._simulator import Thread, launch
+from calcvm.testing.cuda_threads import Thread, launch
 
 
 def run(fn, *args, blocks=2, threads=16, **how):
@@ -127,6 +127,6 @@ def test_a_kernel_may_launch_another():
 
 
 def test_without_greenlet_the_extra_is_named():
-    code = "import sys; sys.modules['greenlet'] = None\nimport calcvm.kernels_cuda._simulator"
+    code = "import sys; sys.modules['greenlet'] = None\nimport calcvm.testing.cuda_threads"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert 'the simulated CUDA device needs greenlet: install it with pip install "calcvm[dev]"' in done.stderr

@@ -9,10 +9,10 @@ from calcvm.formulas.functions import FUNCTIONS
 from calcvm.kernels_cuda import _loops
 from calcvm.kernels_cuda._cuda import at
 from calcvm.kernels_cuda._formulas import formula
-from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops import OPS
 from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.spec import Example
+from calcvm.testing.cuda_threads import launch
 from tests import extremes, rowrun
 from tests.cuda.compiling import ptx_of
 from tests.cuda.simulated import Simulated

@@ -16,11 +16,11 @@ from calcvm.errors import CalcError, Uncopied
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
 from calcvm.model import Model
-from calcvm.tables import frame, html, laid_out, number
+from calcvm.tables import Table, frame, number
 from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
-class Exploration(Uncopied):
+class Exploration(Table, Uncopied):
     """The trials of a search, and its models.  Printing shows the best trials and the counts by status.
 
     Attributes
@@ -149,14 +149,6 @@ class Exploration(Uncopied):
         from calcvm.exploration.picture import draw
 
         draw(self.trials, self.metric, self.maximize, path)
-
-    def __str__(self) -> str:
-        header, rows, rest = self._shown()
-        return "\n".join([*laid_out([header, *rows]), *rest])
-
-    def _repr_html_(self) -> str:
-        header, rows, rest = self._shown()
-        return html(repr(self), header, rows, "; ".join(rest))
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Column names, the best trials, and the notes below them."""

@@ -11,10 +11,10 @@ from calcvm import checks
 from calcvm.errors import CalcError, Uncopied
 from calcvm.fleet.handle import Handle
 from calcvm.model.figures import largest_of
-from calcvm.tables import frame, html, laid_out, number
+from calcvm.tables import Table, frame, number
 
 
-class Results(Sequence, Uncopied):
+class Results(Table, Sequence, Uncopied):
     """The handles of a fleet as a table, current at the time of reading; printing shows the first rows.
 
     The columns are name, status, epochs, loss, the other `Handle.figures`, bytes of the heap, and error.
@@ -85,14 +85,6 @@ class Results(Sequence, Uncopied):
 
     def __repr__(self) -> str:
         return f"<results of {len(self)} models, of which {sum(h.open for h in self)} can go on>"
-
-    def __str__(self) -> str:
-        names, rows, rest = self._shown()
-        return "\n".join([*laid_out([names, *rows]), *rest])
-
-    def _repr_html_(self) -> str:
-        names, rows, rest = self._shown()
-        return html(repr(self), names, rows, "; ".join(rest))
 
     def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
         """Column names, the first rows, and the notes below them."""

@@ -1,7 +1,7 @@
 """The only module that imports numba-cuda, and the device functions that kernels use.
 
 Each function here has two implementations of one name.  Called from Python it is the *simulation*: a CUDA thread is
-then a greenlet (`_simulator`), and a pointer is a NumPy array.  Compiled by numba-cuda it is a device instruction.
+then a greenlet (`calcvm.testing.cuda_threads`), and a pointer is a NumPy array.  Compiled by numba-cuda it is a device instruction.
 So kernels are plain Python functions that run in both worlds.
 """
 
@@ -31,7 +31,7 @@ except ImportError as error:
     raise MissingExtra("numba-cuda", "cuda", "the device 'cuda'") from error
 try:
     from greenlet import getcurrent as _me  # the simulated thread that is running
-except ImportError:  # nothing can be simulated; `_simulator` raises the error
+except ImportError:  # nothing can be simulated; `calcvm.testing.cuda_threads` raises the error
     pass
 
 I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()

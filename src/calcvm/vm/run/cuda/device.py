@@ -233,10 +233,10 @@ class Cuda:
             if self.compiled:
                 image: str | bytes = build.ptx(entry, names, dtype, target)
             else:
-                from calcvm.vm.run.cuda import simulated
+                from calcvm.testing import cuda_driver
 
                 image = repr(key).encode()
-                simulated.KERNELS[image] = build.functions(names, dtype)[entry]
+                cuda_driver.KERNELS[image] = build.functions(names, dtype)[entry]
             function = self.driver.function(self.driver.load(image), f"calcvm_{entry}")
             nbytes = target.shared_bytes(np.dtype(dtype).itemsize)
             if nbytes > 48 << 10:
@@ -525,7 +525,7 @@ def cuda() -> Cuda:
     with _opening:
         if _device is None:
             if os.environ.get(SIMULATOR) == "1":
-                from calcvm.vm.run.cuda.simulated import Library
+                from calcvm.testing.cuda_driver import Library
 
                 _device = Cuda(Driver(Library()), compiled=False, threads=16, fleet_threads=4)
             else:

@@ -2,7 +2,7 @@
 
 `Library` has the C functions that `calcvm.vm.run.cuda.driver` calls, with the same arguments and results, so
 ``Driver(Library())`` runs the same code as with a GPU.  Streams execute at once and in order; addresses are real.  Kernels
-run in the simulator of `calcvm.kernels_cuda`, which can access only device memory and page-locked memory.
+run in the simulator of `cuda_threads`, which can access only device memory and page-locked memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import CalcError
+from calcvm.testing.cuda_threads import launch
 
 KERNELS: dict[bytes, Callable] = {}  # `cuModuleLoadDataEx` gets a key of it as PTX; arguments are 64-bit integers
 
@@ -490,8 +491,6 @@ class Library:
             return INVALID_VALUE
 
         def run():
-            from calcvm.kernels_cuda._simulator import launch
-
             self.launches += 1
             try:
                 launch(
