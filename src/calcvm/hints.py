@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any, TypeVar
@@ -386,13 +386,6 @@ def _attributes(kind: Any) -> frozenset[str]:
     )
 
 
-def unknown_argument(what: str, name: str, names: Collection[str]) -> UnknownArgument:
-    """The error for an argument that a function, called ``what``, lacks; ``names`` are those that it has."""
-    meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
-    hint = meant if " " in meant else f"did you mean {meant}=?" if meant else f"it takes {', '.join(names) or 'none'}"
-    return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
-
-
 def _wrong_call(
     function: Callable[..., Any], what: str, args: Any, options: Mapping[str, Any]
 ) -> UnknownArgument | None:
@@ -413,7 +406,14 @@ def _wrong_call(
             if order and meant in placed[: len(args) - ("self" in signature.parameters)]:
                 why = f"{name} is a second value of {meant}"
                 break
-            return unknown_argument(what, name, names)
+            hint = (
+                meant
+                if " " in meant
+                else f"did you mean {meant}=?"
+                if meant
+                else f"it takes {', '.join(names) or 'none'}"
+            )
+            return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
     more = " and others by name" if len(placed) < len(names) else ""
     return UnknownArgument(f"{what} takes ({', '.join(placed)}){more}: {why}{order and f'; {order}'}")
 

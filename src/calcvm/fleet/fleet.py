@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,8 +41,6 @@ from calcvm.vm.run.slices import SLICE_SECONDS
 
 FIRST_ROUNDS = 8  # rounds per turn before anything was measured
 TURNS = 16  # least turns per worker in a slice; a worker waits for at most one turn of another at the end
-OF_LAYERS = build_graph.__code__.co_varnames[1 : build_graph.__code__.co_argcount]
-OPTIONS = (*OF_LAYERS, *compiler.Options.__annotations__)
 
 
 class Fleet(Uncopied):
@@ -124,9 +121,10 @@ class Fleet(Uncopied):
         return Results(self.handles)
 
     # ------------------------------------------------------------ models
+    @hints.takes(build_graph, compiler.plan, without=("net", "graph", "accumulate", "progress"))
     def add(
         self,
-        model: nn.Layer | CalcGraph | Model | Program | str,
+        net: nn.Layer | CalcGraph | Model | Program | str,
         *,
         data: tuple[Any, ...] | Mapping[str, Any],
         samples: Any = None,
@@ -147,7 +145,7 @@ class Fleet(Uncopied):
 
         Parameters
         ----------
-        model : layers, graph, Model, Program or str
+        net : layers, graph, Model, Program or str
             Layers and graphs come with the ``options`` of `Model`.  Those that differ only in hyperparameters share one
             program.  To add thousands of models of one network, pass a graph (`calcvm.build_graph`), or a program of any
             graph with a path that trains: that spares building the network each time.  A `Model` is copied, with its
@@ -195,89 +193,83 @@ class Fleet(Uncopied):
             checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         watched = "keep_best" if checks.flag("keep_best", keep_best) else "patience" if patience is not None else ""
-        for option in options:
-            if option not in OPTIONS:
-                known = [*inspect.signature(self.add).parameters][:-1]
-                raise hints.unknown_argument("Fleet.add", option, [*known, *OPTIONS])
-            if isinstance(model, (Program, Model)):
-                raise CalcError(f"Fleet.add: {option} is an option of layers and graphs: leave it out")
-        if isinstance(model, Model) and seed:
+        if options and isinstance(net, (Program, Model)):
+            raise CalcError(f"Fleet.add: {next(iter(options))} is an option of layers and graphs: leave it out")
+        if isinstance(net, Model) and seed:
             raise CalcError("Fleet.add: a Model keeps its seed and parameters: leave seed out, or add model.program")
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
             # an exception came after the heap had added it, and before the fleet had
             self._give_up(self.heap.open(left), fresh=True)
-        if isinstance(model, str):
-            if model in self.handles:
-                self._refuse_second(model)
-            added = self.heap.open(model)
+        if isinstance(net, str):
+            if net in self.handles:
+                self._refuse_second(net)
+            model = self.heap.open(net)
         else:
-            program, own = self._program(model, options, learning_batch, memory)
+            program, own = self._program(net, options, learning_batch, memory)
             hyper = {**own, **(hyper or {})}
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
             try:
-                if isinstance(model, Model):
-                    added = model.copy(name, self.heap)
+                if isinstance(net, Model):
+                    model = net.copy(name, self.heap)
                 else:
-                    added = self.heap.create(program, seed=seed, workers=1, name=name)
+                    model = self.heap.create(program, seed=seed, workers=1, name=name)
             except Exception:  # another thread owns what the heap has by this name
                 del self._adding[get_ident()]
                 raise
-        with added.record.change:  # if several threads add one model of the store, the first wins
-            if added.name in self.handles:
-                self._refuse_second(added.name)
+        with model.record.change:  # if several threads add one model of the store, the first wins
+            if model.name in self.handles:
+                self._refuse_second(model.name)
             try:
-                self._quota(added.program, memory, added.name)
+                self._quota(model.program, memory, model.name)
                 if learning_batch is not None:
-                    added.facts["learning_batch"] = learning_batch
+                    model.facts["learning_batch"] = learning_batch
                 sources: list[Converted] = []
-                train, judge = self._runs(added, data, samples, validation, check_finite, sources)
+                train, judge = self._runs(model, data, samples, validation, check_finite, sources)
                 if watched and judge is None:
                     raise CalcError(f"{watched} needs validation data: give validation=")
-                if watched and "loss" not in figures(added.loaded).values():
+                if watched and "loss" not in figures(model.loaded).values():
                     raise CalcError(
                         f"{watched} needs the loss of path 'predict', which has none: name a result of it 'predict.loss'"
                     )
-                if keep_best and added.loaded.paged != (0, 0):
+                if keep_best and model.loaded.paged != (0, 0):
                     raise CalcError(
                         "keep_best: the program keeps parameters in a file of pages: compile it without page_bytes"
                     )
                 for name, value in (hyper or {}).items():
-                    added.hyper(train.trains)[name] = value
+                    model.hyper(train.trains)[name] = value
                 job = train.job
-                job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, added.facts["epochs"], added.seed
+                job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, model.facts["epochs"], model.seed
                 job[[J.SHUFFLE, J.PATIENCE]] = shuffle, -1 if patience is None else patience
                 job[J.BEST] = np.array(np.inf).view(np.int64)
                 if judge is not None:
                     judge.job[J.ROUNDS] = judge.rounds
                 with self.turn.mine:
-                    handle = Handle(self._tasks, self.handles, added, train, judge, epochs, sources, keep_best)
-                    self.handles[added.name] = handle
+                    handle = Handle(self._tasks, self.handles, model, train, judge, epochs, sources, keep_best)
+                    self.handles[model.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
             except BaseException:
-                if added.name not in self.handles:
-                    self._give_up(added, fresh=not isinstance(model, str))
+                if model.name not in self.handles:
+                    self._give_up(model, fresh=not isinstance(net, str))
                 raise
 
     def _program(
-        self, model: Any, options: dict[str, Any], learning_batch: int | None, memory: int | str | None
+        self, net: Any, options: dict[str, Any], learning_batch: int | None, memory: int | str | None
     ) -> tuple[Program, dict[str, float]]:
         """The program of a model to add, and the hyperparameters in which the model differs from it."""
-        if isinstance(model, (Program, Model)):
-            return (model if isinstance(model, Program) else model.program), {}
-        checks.one_of(
-            "Fleet.add", model, (nn.Layer, CalcGraph), "layers, a graph, a cv.Model or a program (cv.compile)"
-        )
-        graph = graph_of("Fleet.add", model, {name: options.pop(name) for name in OF_LAYERS if name in options})
-        if memory is None:
-            options.setdefault("batch_size", min(BATCH, learning_batch or BATCH))
+        if isinstance(net, (Program, Model)):
+            return (net if isinstance(net, Program) else net.program), {}
+        checks.one_of("Fleet.add", net, (nn.Layer, CalcGraph), "layers, a graph, a cv.Model or a program (cv.compile)")
         how = {"memory": memory, "accumulate": learning_batch is not None, "device": self.heap.device.name}
-        if self.heap.device.name == "cuda":
-            how["mode"] = "fleet"
-        return self.programs.of(graph, **{**how, **options})
+        how["mode"] = "fleet" if self.heap.device.name == "cuda" else None
+        if memory is None and options.get("batch_size") is None:
+            options["batch_size"] = min(BATCH, learning_batch or BATCH)
+        how["batch_size"] = options.pop("batch_size", None)
+        graph, planned = graph_of("Fleet.add", net, options)
+        return self.programs.of(graph, **{**how, **planned})
 
     def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
         """Train one model on one batch and return its loss (see `Model.step`)."""

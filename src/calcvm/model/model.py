@@ -177,10 +177,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             learning_batch = checks.integer("learning_batch", learning_batch)
         if batch_size is None and memory is None:
             batch_size = min(BATCH, learning_batch or BATCH)
-        planned = {what: options.pop(what) for what in [*options] if what in compiler.PlanOptions.__annotations__}
-        graph = graph_of(
-            "Model", net, {what: value for what, value in options.items() if value is not None and value is not False}
-        )
+        graph, planned = graph_of("Model", net, options)
         accumulate = learning_batch is not None
         self._plan = compiler.plan(graph, batch_size=batch_size, memory=memory, accumulate=accumulate, **planned)
         program = compiler.compile(graph, plan=self._plan)
@@ -708,16 +705,18 @@ def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
     return _read(cls, BytesIO(data), None)
 
 
-def graph_of(caller: str, net: Any, options: Mapping[str, Any]) -> CalcGraph:
-    """The graph of layers, or the custom graph, which must not come with options for layers."""
+def graph_of(caller: str, net: Any, options: Mapping[str, Any]) -> tuple[CalcGraph, dict[str, Any]]:
+    """The graph of layers, or the custom graph, which must not come with options for layers; and the options of its plan."""
+    planned = {what: value for what, value in options.items() if what in compiler.PlanOptions.__annotations__}
+    given = {k: v for k, v in options.items() if k not in planned and v is not None and v is not False}
     if isinstance(net, CalcGraph):
-        if options:
-            raise CalcError(f"{caller}: a custom graph has its {next(iter(options))} already: leave it out")
-        return net
+        if given:
+            raise CalcError(f"{caller}: a custom graph has its {next(iter(given))} already: leave it out")
+        return net, planned
     for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
-        if what not in options:
+        if what not in given:
             raise CalcError(f"{caller}: {what} is missing; give {what}={example}")
-    return build_graph(net, **{"loss": "softmax_cross_entropy", **options})
+    return build_graph(net, **{"loss": "softmax_cross_entropy", **given}), planned
 
 
 def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
