@@ -82,14 +82,15 @@ def test_layers_a_graph_and_a_program_are_one_model():
     handles = [
         fleet.add(network(), data=(X, Y), seed=3, **OPTIONS),
         fleet.add(graph, data=(X, Y), seed=3, batch_size=16),
+        fleet.add([*network()], data=(X, Y), seed=3, **OPTIONS),
         fleet.add(network(), data=(X, Y), seed=3, **{**OPTIONS, "optimizer": cv.Adam(0.5)}),
         fleet.add(network(), data=(X, Y), seed=3, **OPTIONS, hyper={"learning_rate": 0.5}),
     ]
     fleet.fit(3, progress=False)
-    for handle in handles[:2]:
+    for handle in handles[:3]:
         same(handle, *alone(PROGRAMS["adam"], 3, 3))
-    np.testing.assert_array_equal(handles[2].losses, handles[3].losses)
-    assert handles[2].loss != handles[0].loss and len({id(h.model.program) for h in handles}) == 1
+    np.testing.assert_array_equal(handles[3].losses, handles[4].losses)
+    assert handles[3].loss != handles[0].loss and len({id(h.model.program) for h in handles}) == 1
     assert {(h.model.program.workers, h.model.batch_size) for h in handles} == {(1, 16)}
 
 

@@ -287,7 +287,7 @@ def targets():
         "in CalcHeap": (lambda name: name in cv.CalcHeap("1 MiB"), ["name"]),
         "cv.Fleet": plain(cv.Fleet, memory="1 MiB"),
         "Fleet.add": (
-            lambda **wrong: fleet().add(**{"model": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
+            lambda **wrong: fleet().add(**{"net": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
             _parameters(cv.Fleet.add)[1:],
         ),
         **{f"FileStore.{n}": (partial(stored, n), ["name"]) for n in ("remove", "restore")},

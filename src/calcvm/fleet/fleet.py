@@ -65,11 +65,11 @@ class Fleet(Uncopied):
     Examples
     --------
     >>> X, y = np.eye(8, 4, dtype="float32"), np.arange(8) % 2
-    >>> program = cv.compile(cv.build_graph(nn.Linear(2), (4,), "softmax_cross_entropy", cv.SGD(0.1)), batch_size=8)
     >>> fleet = cv.Fleet(memory="1 MiB")
-    >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(100)]
+    >>> for seed in range(100):
+    ...     handle = fleet.add(nn.Linear(2), input_shape=(4,), optimizer="adam", data=(X, y), seed=seed)
     >>> results = fleet.fit(epochs=3, progress=False)
-    >>> len(results), handles[0].status, handles[0].model.predict(X).shape
+    >>> len(results), handle.status, cv.Ensemble(results.best(5)).predict(X).shape
     (100, 'done', (8, 2))
     """
 
@@ -124,7 +124,7 @@ class Fleet(Uncopied):
     @hints.takes(build_graph, compiler.plan, without=("net", "graph", "accumulate", "progress"))
     def add(
         self,
-        net: nn.Layer | CalcGraph | Model | Program | str,
+        net: nn.Layer | Iterable[nn.Layer] | CalcGraph | Model | Program | str,
         *,
         data: tuple[Any, ...] | Mapping[str, Any],
         samples: Any = None,
@@ -262,7 +262,8 @@ class Fleet(Uncopied):
         """The program of a model to add, and the hyperparameters in which the model differs from it."""
         if isinstance(net, (Program, Model)):
             return (net if isinstance(net, Program) else net.program), {}
-        checks.one_of("Fleet.add", net, (nn.Layer, CalcGraph), "layers, a graph, a cv.Model or a program (cv.compile)")
+        wanted = "layers, a graph, a cv.Model or a program (cv.compile)"
+        checks.one_of("Fleet.add", net, (nn.Layer, list, tuple, CalcGraph), wanted)
         how = {"memory": memory, "accumulate": learning_batch is not None, "device": self.heap.device.name}
         how["mode"] = "fleet" if self.heap.device.name == "cuda" else None
         if memory is None and options.get("batch_size") is None:
