@@ -209,7 +209,7 @@ def test_a_slot_reads_and_writes(dtype):
 
 @pytest.mark.parametrize("open", [False, True])
 def test_a_slot_is_kept_and_restored(open):  # noqa: A002
-    program = cv.compile(small_graph(), batch_size=8, workers=1)
+    program = cv.compile(small_graph(), batch_size=8, workers=1, accumulate=True)
     loaded = loaded_of(program)
     slot = HostMemory(program.heap_bytes).slot(loaded, 0, program.heap_bytes)
     store = cv.MemoryStore()
