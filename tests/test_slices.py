@@ -132,7 +132,7 @@ def test_a_fleet_of_long_rounds_ends_and_goes_on_with_the_same_bits(validated):
     assert ends
     for a, b in zip(whole.handles.values(), broken.handles.values(), strict=True):
         assert a.losses.tolist() == b.losses.tolist() and a.val_losses.tolist() == b.val_losses.tolist()
-        assert parameters(a) == parameters(b)
+        assert parameters(a.model) == parameters(b.model)
 
 
 def test_sigterm_ends_a_fleet_of_long_rounds():
