@@ -289,7 +289,7 @@ class Memory:
 
 def kept_values(plan: Any) -> list[Value]:
     """Values that live between steps: declared so, or read by a path before it writes them."""
-    out = [v for v in plan.offsets if v.persistent or v or v.kind == "placeholder"]
+    out = [v for v in plan.offsets if v.persistent or v.resident or v.kind == "placeholder"]
     for path in {st.path for st in plan.statements}:
         written: set[Value] = set()
         for st in plan.statements:

@@ -262,7 +262,7 @@ def test_kept_result_has_its_own_cells() -> None:
     b = Build()
     h = b.map(STRICT, "h", x=b.value("x", "placeholder", BATCH, 16, resident=True))
     y = b.map(UNARY, "y", x=h)
-    y = True
+    y.resident = True
     p = plan(b.done(), itemsize=4, batch_size=4)
     check(p, b.done(), batches=(4,))
     assert p.offsets[y] != p.offsets[h]

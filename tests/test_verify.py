@@ -335,7 +335,7 @@ def test_kept_values_share_cells_with_none(program):
     p = replace(program, symbols=tuple(symbols))
     with pytest.raises(ProgramError):
         verify(p)
-    transient = [i for i, s in enumerate(symbols) if s.kind == "activation" and not s]
+    transient = [i for i, s in enumerate(symbols) if s.kind == "activation" and not s.resident]
     pair = next(
         (a, b) for a in transient for b in transient if a < b and program.symbols[a].offset == program.symbols[b].offset
     )
