@@ -85,11 +85,9 @@ def room_of(module: str, root: Path = ROOT) -> str:
 
 
 def circles(root: Path) -> list[list[str]]:
-    """Import cycles between modules at run time, including imports in functions; each cycle once."""
+    """Import cycles between modules, including imports in functions and for type checkers; each cycle once."""
     files = {module_of(path, root): path for path in sorted(root.rglob("*.py"))}
-    left = {
-        m: {i.target for i in imports(p, root) if not i.typing and i.target in files} - {m} for m, p in files.items()
-    }
+    left = {m: {i.target for i in imports(p, root) if i.target in files} - {m} for m, p in files.items()}
     found = []
     while left:
         while free := [m for m, others in left.items() if not others & left.keys()]:
