@@ -145,3 +145,40 @@ def test_a_rate_of_0_is_shown_as_not_trained():
     assert shown == {"linear_1.weight": "no", "linear_1.bias": "no", "linear_2.weight": "yes", "linear_2.bias": "yes"}
     assert "of which 6 are trained" in model.summary()
     assert "optimizer Adam, whose weight decay spares 2 of the parameters; judged" in model.summary()
+
+
+class Bend(nn.Layer):
+    """A custom layer with a layer inside it; what it makes has the layer's own scope, before and after that."""
+
+    def __init__(self):
+        self.inner = nn.Linear(4)
+
+    def build(self, x, scope, training):
+        a = self.parameter(x, "a", x.shape[-1:], init="ones")
+        y = self.inner.build(a * x, f"{scope}.inner", training)
+        b = self.parameter(x, "b", (4,), init="ones", trainable=False)
+        return b * cv.center(y, self.buffer(y, "mean", (4,)), 0.1, training)
+
+
+def test_parameters_of_a_custom_layer_are_named_by_its_scope_and_shared_by_the_paths():
+    net = nn.Linear(3) >> Bend() >> Bend()
+    model = cv.Model(net, input_shape=(2,), loss="mse", optimizer=cv.SGD(0.1), batch_size=8)
+    of = ["a", "inner.weight", "inner.bias", "b"]
+    assert [*model.parameters] == [
+        "linear_1.weight", "linear_1.bias", *(f"bend_{k}.{name}" for k in (1, 2) for name in of)
+    ]  # fmt: skip
+    assert [*model.buffers] == ["bend_1.mean", "bend_2.mean"]
+    assert [model.parameters[f"bend_{k}.a"].shape for k in (1, 2)] == [(3,), (4,)]
+    before = model.get_weights()
+    model.step(X[:, :2], X[:, 2:])
+    moved = {name for name, value in model.get_weights().items() if (value != before[name]).any()}
+    assert "bend_1.a" in moved and "bend_1.b" not in moved
+
+
+def test_a_layer_built_again_on_other_sizes_says_so():
+    g, layer = cv.CalcGraph(), Bend()
+    x, y = g.placeholder("x", (None, 3)), g.placeholder("y", (None, 5))
+    with g.path("run"):
+        layer.build(x, "bend", False)
+        with pytest.raises(cv.ShapeError, match=r"bend: the input y \(B, 5\) does not fit its a \(3,\)"):
+            layer.build(y, "bend", False)

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra cuda is not installed")
 
 import calcvm as cv  # noqa: E402
-from calcvm.vm.memory import resident  # noqa: E402
+from calcvm.vm.memory import base_model  # noqa: E402
 from calcvm.vm.run.cuda.device import cuda  # noqa: E402
 from tests.gpu.on_gpu import BATCH, MODES, SIZES, compiled, data, fleet_of, model_of, network  # noqa: E402
 

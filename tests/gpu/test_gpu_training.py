@@ -9,7 +9,7 @@ pytest.importorskip("numba_cuda", reason="the extra cuda is not installed")
 
 import calcvm as cv  # noqa: E402
 from calcvm import nn  # noqa: E402
-from calcvm.vm.memory import resident  # noqa: E402
+from calcvm.vm.memory import base_model  # noqa: E402
 from calcvm.vm.run.cuda.device import cuda  # noqa: E402
 from tests.gpu.on_gpu import (  # noqa: E402
     BATCH,
