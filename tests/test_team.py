@@ -70,7 +70,12 @@ def test_the_model_has_the_atomics_of_the_code():
             "BUSY", "BOXES", "ARRIVED", "GENERATION", "PARKED", "SEMAPHORE", "THREAD", "FIT", "CROWDED", "TEAM"
         )  # fmt: skip
         found = [
-            " ".join([n.func.id, *(x.id for x in ast.walk(n.args[0]) if isinstance(x, ast.Name) and x.id in words)])
+            " ".join(
+                [
+                    n.func.id,
+                    *(w for x in ast.walk(n.args[0]) if (w := getattr(x, "id", getattr(x, "attr", ""))) in words),
+                ]
+            )
             for n in calls
         ]
         assert found == steps, name

@@ -117,7 +117,7 @@ def test_a_bad_label_traps_and_names_the_row(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_bad_label_in_a_data_set_traps(mode, monkeypatch):
-    monkeypatch.setattr(resident, "_check_labels", lambda *a: None)
+    monkeypatch.setattr(base_model, "_check_labels", lambda *a: None)
     X, y = data()
     model = model_of(compiled("cuda", **MODES[mode]))
     with pytest.raises(cv.Trap, match="softmax_cross_entropy.*label"):

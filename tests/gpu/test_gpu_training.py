@@ -248,7 +248,7 @@ def test_more_models_than_fit_take_turns_with_the_same_bits():
 
 
 def test_a_model_of_a_fleet_that_fails_is_alone_in_it(monkeypatch):
-    monkeypatch.setattr(resident, "_check_labels", lambda *a: None)
+    monkeypatch.setattr(base_model, "_check_labels", lambda *a: None)
     X, y = data(BATCH * 2)
     program = compiled("cuda", cv.SGD(0.05), mode="fleet")
     fleet = cv.Fleet(4 * (program.heap_bytes + 256), device="cuda")
