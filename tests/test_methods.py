@@ -219,7 +219,7 @@ def test_wrong_arguments_are_told_as_in_python():
         (lambda: model.run({"input": x}, 3), "too many positional arguments"),
         (lambda: model.run({}), "placeholder 'input'"),
         (lambda: model.run({"input": x, "output": x}), "'output' is a result"),
-        (lambda: model.__setitem__("input"), "missing 1 required positional argument"),
+        (lambda: model.__setitem__("input"), "missing a required argument"),
         (lambda: model.__setitem__(3, x), "no variable 3"),
         (lambda: model.__setitem__("input", x[:, :4]), "do not fit"),
         (lambda: model.__setitem__("input", np.repeat(x, 2, 0)), "above the planned 8"),
