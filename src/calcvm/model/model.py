@@ -894,7 +894,7 @@ class CalcHeap(Heap):
         model = self._models.get(record.name)
         if model is None or model.record is not record:
             model = self._models[record.name] = Model.__new__(Model)
-            model.heap, model.record = self, record
+            vars(model).update(heap=self, record=record)  # 1.5 us less than `Closed.__setattr__`
             methods.prepare(model)
         return model
 

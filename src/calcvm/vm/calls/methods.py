@@ -479,6 +479,7 @@ class MethodDef(ctypes.Structure):
 
 
 _calls = 0  # number of calls in Python
+_installed: set[type] = set()
 _kept: list[MethodDef] = []  # these live as long as the process
 
 
@@ -530,8 +531,9 @@ def offer(model: Any) -> None:
 def prepare(model: Any) -> type:
     """Give a model's class functions that the interpreter calls directly; returns calcvm's class that has them."""
     cls = next(c for c in type(model).__mro__ if HasFastMethods in c.__bases__)
-    if possible():
+    if cls not in _installed and possible():
         install(cls)
+        _installed.add(cls)
     return cls
 
 
