@@ -479,7 +479,7 @@ def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
             made = namespace[name] = hinted(value)
             made.__module__, made.__qualname__ = namespace["__name__"], name  # so that pickle finds it
         elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
-            for cls in [value, *(value.__mro__ if name in METHODS else ())]:
+            for cls in value.__mro__ if name in METHODS else (value,):
                 public = [n for n in vars(cls) if not n.startswith("_")] if name in METHODS else []
                 for method in ["__init__", *public] if cls.__module__.startswith("calcvm") else ():
                     of = vars(cls).get(method, cls.__init__)  # type: ignore[misc]

@@ -308,10 +308,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     def _arm_step(self, path: str, start: float, n: int) -> None:
         """Let the next steps run compiled; called in the turn of ``n`` steps in Python that began at ``start``."""
         loss = self.loaded.paths[path].get("loss")
-        if path == "learn" and loss is not None:
-            start = time.perf_counter() - (time.perf_counter() - start) / n
+        if self.record.calls is not None and path == methods.CALLS[J.STEP].path and loss is not None:
             batch = self.record.ran[path, "forward"]
-            methods.arm(self, J.STEP, batch, start, self.loaded.feeds(path), {loss: "loss"})
+            methods.arm(self, J.STEP, batch, start, self.loaded.feeds(path), {loss: "loss"}, calls=n)
 
     def _in_order(self, x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
         """Data of a step in the order of the path's placeholders."""

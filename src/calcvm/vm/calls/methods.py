@@ -395,13 +395,14 @@ def arm(
     feeds: Sequence[str],
     results: Mapping[str, str],
     inputs: int = 0,
+    calls: int = 1,
 ) -> None:
-    """Let a method's next calls be compiled if possible; called after a call in Python that began at ``start``, in its turn.
+    """Let a method's next calls be compiled if possible; called after ``calls`` in Python that began at ``start``, in their turn.
 
-    n : its samples.  feeds, results, inputs : as in `Sheet.describes`.
+    n : samples of each.  feeds, results, inputs : as in `Sheet.describes`.
     """
     if model.record.calls is not None:
-        model.record.calls.arm(model, which, n, perf_counter() - start, feeds, results, inputs)
+        model.record.calls.arm(model, which, n, (perf_counter() - start) / calls, feeds, results, inputs)
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
