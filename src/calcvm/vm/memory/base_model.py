@@ -133,7 +133,10 @@ class BaseModel:
     __iter__ = None  # variables are read by name
 
     def _entry(self) -> Callable[[], Any]:
-        """The ``__enter__`` of its turn.  The model is then in the heap, and no other thread is in the middle of training it."""
+        """The ``__enter__`` of its turn; no other thread is in the middle of training the model.
+
+        Bringing the model in first keeps an error out of the block.  Until the block begins, other models may still displace it.
+        """
         record = self.record
         with record.change:
             with record.turn.mine:
