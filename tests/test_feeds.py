@@ -29,7 +29,7 @@ def outcome(x, y) -> list[np.ndarray]:
     handle = fleet.add(alone.program, data=(x, y), validation=(x, y), seed=1)
     fleet.fit(2, progress=False)
     figures = [handle.losses, handle.val_losses]
-    figures.append(alone.fit(x, y, 2, validation=(x, y), progress=False)["val_loss"])
+    figures.append(alone.fit(x, y, epochs=2, validation=(x, y), progress=False)["val_loss"])
     figures += [alone.predict(x), alone.evaluate(x, y)["loss"], alone.step(x[:16], y[:16])]
     alone["input"] = x[:16]
     figures += [alone["input"], alone.run({"input": x[:16], "target": y[:16]})["output"]]

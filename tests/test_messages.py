@@ -615,7 +615,7 @@ def test_training_can_stop_at_a_loss_that_is_not_finite():
 
 
 def test_finite_losses_are_no_news():
-    assert model().fit(X, Y, 2, terminate_on_nan=True, progress=False).stopped == "all epochs done"
+    assert model().fit(X, Y, epochs=2, terminate_on_nan=True, progress=False).stopped == "all epochs done"
 
 
 # ---------------------------------------------------------------- plans, pickles, kernels

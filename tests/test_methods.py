@@ -93,7 +93,7 @@ ACTIONS = {
     "evaluate many": lambda m, way, x, y: way(m, "evaluate")(np.repeat(x, 5, 0), np.repeat(y, 5)),
     "run": lambda m, way, x, y: same(way(m, "run")({"input": x})),
     "run and read": lambda m, way, x, y: [same(way(m, "run")({"input": x})), m["output"].tobytes(), m["input"].tobytes()],
-    "fit": lambda m, way, x, y: m.fit(x, y, 1, progress=False)["loss"],
+    "fit": lambda m, way, x, y: m.fit(x, y, epochs=1, progress=False)["loss"],
     "set and run": lambda m, way, x, y: [*put(m, way, x, y), way(m, "run_steps")(2)],
     "set one": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "__setitem__")("input", x[::-1]), way(m, "run_steps")(1)],
     "set and read": lambda m, way, x, y: [way(m, "__setitem__")("input", x), m["input"].tobytes()],
@@ -750,7 +750,7 @@ def test_threads_count_each_step(n_models, whole):
             if i % 7 == k:
                 model.predict(one)
             if i % 97 == k:
-                model.fit(one, one, 1, progress=False)
+                model.fit(one, one, epochs=1, progress=False)
 
     def guarded(k):
         try:

@@ -821,7 +821,7 @@ def test_one_number_a_sample_may_come_without_its_axis():
         for _ in range(2)
     )
     fitted = [
-        model.fit(x, t, 2, validation=(x[:9], t[:9]), progress=False).epochs
+        model.fit(x, t, epochs=2, validation=(x[:9], t[:9]), progress=False).epochs
         for model, t in ((ours, y), (theirs, y[:, None]))
     ]
     assert [e["loss"] for e in fitted[0]] == [e["loss"] for e in fitted[1]]

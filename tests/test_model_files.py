@@ -31,7 +31,7 @@ def model(**how) -> cv.Model:
 
 def trained(**how) -> cv.Model:
     made = model(**how)
-    made.fit(X, Y, 2, progress=False)
+    made.fit(X, Y, epochs=2, progress=False)
     return made
 
 
@@ -58,7 +58,7 @@ def test_a_copy_goes_on_with_the_same_bits_and_is_another_model(way):
     made = trained(learning_batch=20)
     other = way(made)
     assert (other.epochs_done, other.learning_batch, other.seed) == (2, 20, 4)
-    losses = [m.fit(X, Y, 2, progress=False)["loss"] for m in (made, other)]
+    losses = [m.fit(X, Y, epochs=2, progress=False)["loss"] for m in (made, other)]
     assert losses[0] == losses[1]
     np.testing.assert_array_equal(made.predict(X), other.predict(X))
     other.parameters["linear_1.weight"][:] = 0

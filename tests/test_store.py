@@ -804,7 +804,7 @@ def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "put", counted)
         if how == "fit":
-            handle.model.fit(x, np.zeros(20, "i8"), 7, progress=False, checkpoint=checkpoint)
+            handle.model.fit(x, np.zeros(20, "i8"), epochs=7, progress=False, checkpoint=checkpoint)
         else:
             getattr(fleet, "fit" if how == "fleet" else how)(
                 7, checkpoint=checkpoint, **({"progress": False} if how == "fleet" else {})
@@ -815,7 +815,7 @@ def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, 
     assert facts["epochs"] == 7 and handle.model.image().tobytes().startswith(bytes(kept))
     for wrong in (0, -1, "never", 1.5, None, True):
         with pytest.raises(CalcError, match="checkpoint"):
-            handle.model.fit(x, np.zeros(20, "i8"), 1, progress=False, checkpoint=wrong)
+            handle.model.fit(x, np.zeros(20, "i8"), epochs=1, progress=False, checkpoint=wrong)
     fleet.heap.close()
 
 

@@ -265,7 +265,7 @@ def snapshot_ensemble(
             history = model.fit(
                 X,
                 y,
-                epochs_per_cycle,
+                epochs=epochs_per_cycle,
                 shuffle=shuffle,
                 check_finite=check_finite,
                 terminate_on_nan=True,

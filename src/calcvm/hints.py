@@ -167,6 +167,7 @@ _NORM = "the input's sizes are known, write nn.BatchNorm(), nn.LayerNorm(), nn.G
 CALLS = {
     "Activation": "take the layer of its name, such as nn.ReLU()", "Conv": _CONV, "ConvTranspose": _CONV,
     "Linear": "the input's size is known, PyTorch's nn.Linear(4, 8) is nn.Linear(8); an activation is a layer, nn.Linear(8) >> nn.ReLU()",
+    "Model.fit": "epochs are given by name, fit(X, y, epochs=10), and the batch size to the model, cv.Model(..., batch_size=32)",
     "BatchNorm": _NORM, "GroupNorm": _NORM, "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
 }  # fmt: skip
 

@@ -382,7 +382,7 @@ def _run(resident: cv.Model, rng: np.random.Generator) -> str:
     x, y = samples(resident.program, rng)
     uses = (
         lambda: model.predict(x),
-        lambda: model.fit(x, y, 2, progress=False),
+        lambda: model.fit(x, y, epochs=2, progress=False),
         lambda: model.evaluate(x, y),
         lambda: model.step(x[: model.batch_size], y[: model.batch_size]),
         lambda: [model[name] for name in model.program.info["variables"]],

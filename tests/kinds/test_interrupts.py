@@ -221,19 +221,19 @@ def test_a_signal_at_any_step_of_fit(accumulate, workers, number, whole):
     world, states = make(), []
     for _ in range(5):
         states.append(world.contents()[0])
-        world.model.fit(*data, 1, shuffle=False, progress=False)
+        world.model.fit(*data, epochs=1, shuffle=False, progress=False)
     world = make()
-    total = steps_of(lambda: world.model.fit(*data, 3, shuffle=False, progress=False))
+    total = steps_of(lambda: world.model.fit(*data, epochs=3, shuffle=False, progress=False))
     for n in chosen(total, whole, 3, 12, 2 * MOST):
         world, told = make(), []
-        fit = partial(world.model.fit, *data, 3, shuffle=False, progress=False)
+        fit = partial(world.model.fit, *data, epochs=3, shuffle=False, progress=False)
         interrupted(lambda fit=fit, told=told: told.append(fit()), n, number)
         world.sound()
         now = world.contents()[0]
         assert now in states[:4], f"step {n} of {total}"
         assert world.model.epochs_done == states.index(now), f"step {n} of {total}"
         assert [len(history) for history in told] in ([], [states.index(now)]), f"step {n} of {total}"
-        world.model.fit(*data, 1, shuffle=False, progress=False)
+        world.model.fit(*data, epochs=1, shuffle=False, progress=False)
         assert world.contents()[0] == states[states.index(now) + 1], f"step {n} of {total}"
 
 

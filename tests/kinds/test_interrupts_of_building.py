@@ -251,7 +251,7 @@ def in_arrays(w):
     m, x = model(), Array(X, w.hook)
     m["input"] = Array(B[0], w.hook)
     m.step(Array(B[0], w.hook), B[1])
-    m.fit(x, Array(Y, w.hook), 1, validation=(x, Y), progress=False)
+    m.fit(x, Array(Y, w.hook), epochs=1, validation=(x, Y), progress=False)
     return state(m), m.evaluate(x, Y), m.predict(x).tobytes(), m.run({"input": Array(B[0], w.hook)})["output"].tobytes()
 
 
@@ -275,7 +275,7 @@ def in_progress(w):
     before, sys.stderr = sys.stderr, Told(w.hook)
     try:
         m = model()
-        m.fit(X, Y, 2, progress=True)
+        m.fit(X, Y, epochs=2, progress=True)
         fleet = cv.Fleet(3 * w.program.heap_bytes, workers=1)
         fleet.add(w.program, data=(X, Y))
         fleet.fit(2, progress=True)

@@ -289,10 +289,10 @@ class Machine(RuleBasedStateMachine):
     def fit(self, which: int, size: int, seed: int, epochs: int, held: bool) -> None:
         entry, (X, t) = self.pick(which), samples(size, seed)
         validation = samples(3, 0) if held else None
-        history = entry.model.fit(X, t, epochs, validation=validation, shuffle=False, progress=False)
+        history = entry.model.fit(X, t, epochs=epochs, validation=validation, shuffle=False, progress=False)
         wanted = []
         for _ in range(epochs):
-            wanted.append(entry.twin.fit(X, t, 1)[0])
+            wanted.append(entry.twin.fit(X, t, epochs=1)[0])
         np.testing.assert_allclose(history["loss"], wanted, rtol=0, atol=TOLERANCE)
         if validation is not None:
             assert history["val_loss"][-1] == pytest.approx(entry.twin.loss(*validation), rel=0, abs=TOLERANCE)
@@ -399,7 +399,7 @@ class Machine(RuleBasedStateMachine):
     def advance(self, epochs: int) -> None:
         self.fleet.advance(epochs)
         for name, entry in self.handles.items():
-            losses = entry.twin.fit(*entry.data, epochs)  # type: ignore[attr-defined]
+            losses = entry.twin.fit(*entry.data, epochs=epochs)  # type: ignore[attr-defined]
             np.testing.assert_allclose(self.fleet.handles[name].losses[-epochs:], losses, rtol=0, atol=TOLERANCE)
             entry.check()
 

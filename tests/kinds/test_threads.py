@@ -77,7 +77,7 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
 
     def save():
         model.save(path := tmp_path / f"{threading.get_ident()}.calc")
-        assert np.isfinite(cv.load(path).fit(X, Y, 1, progress=False)["loss"]).all()
+        assert np.isfinite(cv.load(path).fit(X, Y, epochs=1, progress=False)["loss"]).all()
 
     def fit():
         """Until they have looked, however busy the machine is."""
@@ -85,7 +85,7 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
         losses, end = [], time.monotonic() + 30
         try:
             while len(losses) < epochs or looked[0] <= 8 and time.monotonic() < end:
-                losses += model.fit(X, Y, epochs // 4, progress=False)["loss"]
+                losses += model.fit(X, Y, epochs=epochs // 4, progress=False)["loss"]
         finally:
             done.set()
         return losses
@@ -95,7 +95,7 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
              lambda: model.run({"input": X[:7], "target": Y[:7]})]  # fmt: skip
     trained, *_ = fine(at_once(fit, *(partial(look, what) for what in looks)))
     alone = network(**options)
-    assert trained == alone.fit(X, Y, len(trained), progress=False)["loss"]
+    assert trained == alone.fit(X, Y, epochs=len(trained), progress=False)["loss"]
     for name in alone.parameters:
         np.testing.assert_array_equal(model[name], alone[name])
     assert looked[0] > 8, "who looked on had no turns"
@@ -103,7 +103,7 @@ def test_looking_on_does_not_change_training(options, tmp_path, whole):
 
 def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradients():
     model = network(learning_batch=48)
-    model.fit(X, Y, 1, progress=False)
+    model.fit(X, Y, epochs=1, progress=False)
     image = model.image()
     from calcvm.vm.memory.epoch import Epoch
 
@@ -153,9 +153,9 @@ def test_whole_trainings_follow_each_other():
     """fit and step of several threads: as if one had been called after the other, in some order."""
     serial = network(learning_batch=40)
     for _ in range(4):
-        serial.fit(X, Y, 3, progress=False)
+        serial.fit(X, Y, epochs=3, progress=False)
     model = network(learning_batch=40)
-    fine(at_once(*[lambda: model.fit(X, Y, 3, progress=False)] * 4))
+    fine(at_once(*[lambda: model.fit(X, Y, epochs=3, progress=False)] * 4))
     assert model.epochs_done == 12
     for name in serial.parameters:
         np.testing.assert_array_equal(model[name], serial[name])
@@ -163,12 +163,12 @@ def test_whole_trainings_follow_each_other():
 
 def test_looking_comes_between_two_slices_and_the_training_ends_nevertheless():
     model = network()
-    model.fit(X, Y, 2, progress=False)
+    model.fit(X, Y, epochs=2, progress=False)
     done, longest = threading.Event(), [0.0] * 6
 
     def training():
         try:
-            model.fit(np.tile(X, (3000, 1)), np.tile(Y, 3000), 2, progress=False)  # several slices
+            model.fit(np.tile(X, (3000, 1)), np.tile(Y, 3000), epochs=2, progress=False)  # several slices
         finally:
             done.set()
 
@@ -211,7 +211,7 @@ def test_a_model_closed_meanwhile_says_so():
     time_to_close = threading.Timer(0.3, model.close)
     time_to_close.start()
     with pytest.raises(cv.CalcError, match="closed"):
-        model.fit(X, Y, 10**6, progress=False)
+        model.fit(X, Y, epochs=10**6, progress=False)
     assert model.heap.free_bytes == model.heap.nbytes
 
 
@@ -393,7 +393,7 @@ def test_a_fleet_takes_models_while_it_trains():
     fleet.advance({h: 100 - h.epochs_done for h in added})
     for h in (first, added[-1]):
         alone = cv.CalcHeap("1 MiB").create(program, seed=h.model.seed)
-        assert h.losses.tolist() == alone.fit(X, Y, 100, progress=False)["loss"]
+        assert h.losses.tolist() == alone.fit(X, Y, epochs=100, progress=False)["loss"]
 
 
 def test_an_ensemble_and_an_estimator_serve_many_threads():

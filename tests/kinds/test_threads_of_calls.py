@@ -64,7 +64,7 @@ class Seen:
         self.heap = cv.CalcHeap(room * -(-program().heap_bytes // 64) * 64, self.store)
         self.models = [self.heap.create(program(), seed=i, name=f"m{i}") for i in range(3)]
         for m in self.models:
-            m.fit(X, Y, 2, progress=False)
+            m.fit(X, Y, epochs=2, progress=False)
         self.model, self.graph = self.models[0], graph()
         self.plan = cv.plan(self.graph, batch_size=16, workers=1)
         self.model.save(folder / "model.calc")
@@ -89,7 +89,7 @@ class Seen:
         history = model.fit(
             X,
             Y,
-            2,
+            epochs=2,
             validation=0.25,
             keep_best=True,
             progress=False,
@@ -159,7 +159,7 @@ LOOKS = {
     "load_program": lambda s: cv.load_program(s.folder / "program.calc").hash,
     "load": lambda s: cv.load(s.folder / "model.calc").predict(X),
     "load bytes": lambda s: cv.load(BytesIO(s.bytes)).step(X[:9], Y[:9]),
-    "Model": lambda s: network(seed=3).fit(X, Y, 1, progress=False)["loss"],
+    "Model": lambda s: network(seed=3).fit(X, Y, epochs=1, progress=False)["loss"],
     "fit": lambda s: s.trained(),
     # estimators
     "predict_proba": lambda s: s.classifier.predict_proba(s.many),
@@ -309,7 +309,7 @@ def begun_anew(r):
 
 def fitted(r):
 
-    assert len(r.fit(*DATA, 2, progress=False)["loss"]) == 2
+    assert len(r.fit(*DATA, epochs=2, progress=False)["loss"]) == 2
     return 4, 4, 2
 
 
@@ -475,7 +475,7 @@ def test_no_training_begins_between_the_asking_for_a_turn_and_its_taking(tmp_pat
 
     def trains():
         asked.wait(30)
-        model.fit(*data, 5, progress=False)
+        model.fit(*data, epochs=5, progress=False)
 
     assert fine(at_once(block, trains))[0] == (0, -2)
     assert r[WEIGHT] == -2 - 5 * 8000
@@ -767,19 +767,19 @@ def test_pools_begun_and_used_while_threads_train_and_predict(start, whole):
         assert fresh() == wanted
 
     calls = [trains] * 3 + [lambda: np.testing.assert_array_equal(model.predict(X), outputs)] * 3
-    calls += [lambda: shared.fit(X, Y, 1, progress=False)] * 2
+    calls += [lambda: shared.fit(X, Y, epochs=1, progress=False)] * 2
     _, *counts = fine(at_once(pooled, *(partial(until_the_end, call) for call in calls), limit=300))
     assert all(counts)
     alone = network()
     for _ in range(shared.epochs_done):
-        alone.fit(X, Y, 1, progress=False)
+        alone.fit(X, Y, epochs=1, progress=False)
     np.testing.assert_array_equal(shared["linear_1.weight"], alone["linear_1.weight"])
 
 
 def test_epochs_that_a_reset_took_back_are_not_counted_by_a_training_that_waited_for_it(tmp_path):
     r = Counting("roomy", tmp_path, 1).models[0]
     model, inside = r, threading.Event()
-    model.fit(*DATA, 3, progress=False)
+    model.fit(*DATA, epochs=3, progress=False)
 
     def begins_anew():
         with r:
@@ -791,7 +791,7 @@ def test_epochs_that_a_reset_took_back_are_not_counted_by_a_training_that_waited
 
     def trains():
         inside.wait(30)
-        model.fit(*DATA, 2, progress=False)
+        model.fit(*DATA, epochs=2, progress=False)
 
     fine(at_once(begins_anew, trains))
     assert model.epochs_done == 2 and r[WEIGHT] == -4

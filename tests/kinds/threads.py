@@ -126,7 +126,7 @@ def in_child(work):
 
 
 def trained(model):
-    return model.fit(X, Y, 3, progress=False)["loss"]
+    return model.fit(X, Y, epochs=3, progress=False)["loss"]
 
 
 def fresh():
