@@ -328,6 +328,25 @@ assert len(os.listdir("/proc/self/task")) == 3
     )
 
 
+def test_a_team_has_no_more_workers_than_its_control_block_has_boxes():
+    """A program may name more, and compiled calls hire by themselves."""
+    child(
+        """
+import ctypes
+from calcvm.vm.run import job as J, team
+from calcvm.vm.run.entry import entry
+
+m = model(1000)
+m["input"], m["target"] = X, y
+m.run_steps(2)
+words = (ctypes.c_int64 * (J.CONTROL_BYTES // 8)).from_address(team.control())
+words[J.FIT // 8], words[J.CROWDED // 8] = 1000, 0  # as on a machine with cores to spare
+entry("run_team")(team.control(), m.slot.job_address, 1000)  # the same job once more
+assert words[J.HIRED // 8] == J.MAX_WORKERS - 1
+"""
+    )
+
+
 @pytest.mark.parametrize("call", ["m.step(X, y)", "m.predict(X)"], ids=["step", "predict"])
 def test_an_interrupt_at_every_instruction_leaves_the_team_as_it_was(call):
     """Of Python's around the compiled code.  One between taking the team and `try` lost it for good."""

@@ -421,6 +421,7 @@ def run_team(control, job, n_workers):
     One call does all of a team's work, so the caller only sees the state before or after it.  At the end no worker reads
     the job any more.
     """
+    n_workers = min(n_workers, J.MAX_WORKERS)
     words, team, most, pace, begun = i64_at(job), 1, n_workers, 0, 0
     if n_workers > 1:
         n_workers = that_fit(control, job, n_workers)

@@ -51,7 +51,7 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "t
         entry(code)(address, 0)
         return
     job[J.CODE] = address_of(code)
-    entry("run_team")(control(team), address, min(n_workers, J.MAX_WORKERS))
+    entry("run_team")(control(team), address, n_workers)
 
 
 def control(team: str = "team") -> int:
