@@ -435,7 +435,10 @@ def hinted(function: Function) -> Function:
         try:
             return function(*args, **options)
         except TypeError as error:
-            what = type(args[0]).__name__ if args and function.__name__ == "__init__" else function.__qualname__
+            name, what = function.__name__, function.__qualname__
+            if args and "." in what and "<locals>" not in what:
+                of = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
+                what = of if name == "__init__" else f"{of}.{name}"
             if isinstance(error, CalcError) or (wrong := _wrong_call(function, what, args, options)) is None:
                 raise
             raise wrong from None

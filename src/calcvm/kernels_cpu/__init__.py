@@ -1,4 +1,4 @@
-"""Hand-written CPU kernels, one file per family.  A family is imported and compiled when a program first uses it."""
+"""CPU kernels, one file per family.  A family is imported, and its rows compiled, when a program first uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that lowering inserts without an operator of the graph; only this module names them."""
+"""Rows that lowering inserts without an operator of the graph."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from io import BytesIO
 from os import PathLike
 from sys import intern
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
+from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
 from calcvm.model.roles import Roles
@@ -31,9 +31,7 @@ from calcvm.tables import Lines, preformatted
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch
-from calcvm.vm.memory.heap import Heap, open_paths
-from calcvm.vm.memory.record import Record
-from calcvm.vm.memory.store import Store, checkpoint_epochs
+from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as J
@@ -758,7 +756,7 @@ def _heap_of(program: Program, page_folder: str | PathLike[str] | None = None) -
 
 
 @hints.names_of_others
-class CalcHeap(Heap):
+class CalcHeap(ModelHeap[Model]):
     """Memory for models: ``nbytes`` bytes, allocated once; it never grows.
 
     Models lie side by side while they fit.  When room is needed, less recently used models are switched out: their
@@ -796,111 +794,4 @@ class CalcHeap(Heap):
     ['first']
     """
 
-    def __init__(
-        self,
-        memory: int | str,
-        store: Store | None = None,
-        device: str = "cpu",
-        page_folder: str | PathLike[str] | None = None,
-    ):
-        super().__init__(memory, store, device, page_folder)
-        self._models: WeakValueDictionary[str, Model] = WeakValueDictionary()
-
-    def create(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Model:
-        """A new model: place a program in the heap and initialize its parameters from ``seed``.
-
-        Parameters
-        ----------
-        workers : int, optional
-            Size of the team that runs it (default: the program's).
-        name : str, optional
-            Its name in the store and the heap (default: ``model-0``, ``model-1``, ...).
-
-        Raises
-        ------
-        PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
-        CalcError : the name is in use, or the program is compiled for another device.
-        """
-        return self.add(Model.__new__(Model), program, seed, workers, name)
-
-    def add(
-        self, model: Model, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None
-    ) -> Model:
-        """As `create`, for a new `Model` object that is in no heap yet."""
-        check_program(program)
-        seed = checks.integer("seed", seed, 0)
-        values = {"program": program.hash, "seed": seed, "epochs": 0}
-        return self._begin(model, program, values, workers, name, lambda: model.initialize(seed))
-
-    def adopt(
-        self,
-        program: Program,
-        facts: Mapping[str, Any],
-        image: np.ndarray,
-        workers: int | None = None,
-        name: str | None = None,
-        kind: type[Model] = Model,
-    ) -> Model:
-        """A model from elsewhere: its facts, and its image with gradients (`Slot.get_image`); otherwise as `create`."""
-        model = kind.__new__(kind)
-
-        def fill() -> None:
-            model.slot.set_image(image, open=True)
-            model.record.changed, model.record.open = True, open_paths(model.loaded, facts)
-
-        return self._begin(model, program, facts, workers, name, fill)
-
-    def _begin(
-        self,
-        model: Model,
-        program: Program,
-        facts: Mapping[str, Any],
-        workers: int | None,
-        name: str | None,
-        fill: Callable[[], None],
-    ) -> Model:
-        def complete(record: Record) -> None:
-            model.heap, model.record = self, record
-            fill()
-
-        self._models[self.begin(program, facts, workers, name, complete).name] = model
-        methods.prepare(model)
-        return model
-
-    def open(self, name: str, *, workers: int | None = None) -> Model:
-        """A model of the store, by name, for instance one that an earlier process trained.
-
-        Raises
-        ------
-        CalcError : there is no such model, or it is for another device.
-        PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
-        ProgramError : its file is truncated, altered or foreign; the error names the file.
-        """
-        with self.still:
-            return self._model(self.find(name, workers))
-
-    def __getitem__(self, name: str) -> Model:
-        return self.open(name)
-
-    @property
-    def latest(self) -> Model | None:
-        """The most recently used model."""
-        with self.still:
-            return None if self._last is None else self._model(self._last)
-
-    def _model(self, record: Record) -> Model:
-        """The object of a model: the one that the user holds, or a new one."""
-        model = self._models.get(record.name)
-        if model is None or model.record is not record:
-            model = self._models[record.name] = Model.__new__(Model)
-            vars(model).update(heap=self, record=record)  # 1.5 us less than `Closed.__setattr__`
-            methods.prepare(model)
-        return model
-
-
-def check_program(program: Any) -> None:
-    """Require a compiled program; its source is often given instead."""
-    hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
-    kind = type(program).__name__
-    wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
-    checks.one_of("a model of the heap", program, Program, wanted)
+    kind = Model

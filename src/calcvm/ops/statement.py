@@ -20,7 +20,7 @@ ZONE_OF = {
     "state": "forward",  # persistent: counters, hyperparameters
     "placeholder": "forward",  # written by the user or the fetch; kept between steps, not switched
     "activation": "forward",
-    "gradient": "gradient",  # persistent if rounds add up, else transient
+    "gradient": "gradient",  # persistent, unless the backward updates its parameter
     "optimizer": "optimizer",  # persistent
     "workspace": "workspace",
     "page": "pages",  # holds another value meanwhile, outside the heap

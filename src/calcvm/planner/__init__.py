@@ -201,7 +201,7 @@ def plan(
 
 
 def _streamed(ordered: Lowered, may: Sequence[Value], machine: Machine, missing: Callable[[Lowered], int]) -> Lowered:
-    """The program with the fewest values of ``may`` in the file that let the rest fit: a prefix, and the last one that then suffices.
+    """The program with the fewest values of ``may`` in the file that let the rest fit: a prefix, and from the end the first that then suffices.
 
     If the program does not fit even with all of them in the file, all of them go there.
 

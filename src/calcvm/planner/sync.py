@@ -2,8 +2,8 @@
 
 The decision uses addresses, so it follows packing.  Two rows conflict if they touch a common cell and one
 of them writes it, unless both divide the cells among the workers in the same way for every batch size.
-Rows run in the order of a path's sections.  The last row of a path always has a barrier.  Any other jump
-from row to row needs its own barrier.
+Rows run in the order of a path's sections.  The last row of a path always has a barrier; the loop
+over rounds has its own before and after a round (`calcvm.vm.run.loop.run_rounds`).
 
 Flags are set as late as possible.  All workers meet inside a row with several phases, so no other barrier is needed between the
 rows before it and those after it.

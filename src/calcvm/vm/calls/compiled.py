@@ -590,7 +590,7 @@ def hand_on(self, args, n, names, name):
 
 
 def method(self, args, n, names, name):
-    """The code of all methods; ``name``: the called one.  ``self`` is a model, or, for a bound step, a `methods.Bound`."""
+    """The code of all methods; ``name``: the called one.  ``self`` is a model, or, for a bound step, a `methods.BoundStep`."""
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]

@@ -11,11 +11,11 @@ the interpreter's lock, so that no other thread comes in between:
 
 Any other call falls through to Python.  There lists, tensors of other libraries, arrays of other types and orders, tuples and
 keyword arguments become plain arrays in their places, and the compiled method is called again.  If that falls through as well,
-the Python method runs, or raises the error, and then arms the compiled method.
+the Python method runs: it raises the error, or answers and then arms the compiled method.
 
 From the first model on, a class has functions that the interpreter calls directly.  They run in Python until a process has made
 WORTH calls, and from then on in compiled code (`calcvm.vm.calls.entries`), even through references taken earlier.  Python
-takes note of the effects of compiled calls when it next looks at the model (`Calls.look`).  Long calls stay in Python, where
+takes note of the effects of compiled calls when it next looks at the model (`CallLog.look`).  Long calls stay in Python, where
 other threads can run meanwhile and Ctrl-C works.
 
 Short calls run on one worker, whatever the model's team, because they end before a second worker would wake up.  A prediction of
@@ -399,7 +399,7 @@ def arm(
 ) -> None:
     """Let a method's next calls be compiled if possible; called after ``calls`` in Python that began at ``start``, in their turn.
 
-    n : samples of each.  feeds, results, inputs : as in `Sheet.describes`.
+    n : samples of each.  feeds, results, inputs : as in `ProgramSheet.describes`.
     """
     if model.record.calls is not None:
         model.record.calls.arm(model, which, n, (perf_counter() - start) / calls, feeds, results, inputs)

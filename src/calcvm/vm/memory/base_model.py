@@ -169,7 +169,7 @@ class BaseModel:
 
     @property
     def facts(self) -> Facts:
-        """Metadata beside the image in the store: the program's hash, seed, number of rounds, settings (JSON-able)."""
+        """Metadata beside the image in the store: the program's hash, seed, number of epochs, settings (JSON-able)."""
         return self.record.facts
 
     @property

@@ -36,8 +36,8 @@ class Epoch:
     train : each round also runs backward, and each learning batch ends with an update (``trains``: the path, or None).
     learning : samples per learning batch (default: the program's batch, one round each).
     results : scalar results over the samples.  A mean over samples becomes the mean of the pass, a sum its sum.  A function of such
-        totals is computed from the totals of the whole pass, at its end; in training only with ``of_totals``.  Otherwise, and for
-        a loss that is no such function, the result is the mean over the learning batches.
+        totals is computed from the totals of the whole pass, at its end; in training only with ``of_totals``.  Any other result is
+        the mean over the learning batches.
     outputs : result -> array that receives its value for every sample.
     """
 

@@ -109,6 +109,7 @@ class Heap(Uncopied):
         self._pieces = Pieces(self.nbytes)  # free memory
         self._spare: dict[tuple[Loaded, int], Slot] = {}
         self._records: dict[str, Record] = {}
+        self._models: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()  # those that users hold
         self._last: Record | None = None
         self._lock = threading.RLock()  # held briefly; a thread that has it waits for no turn
         self._torn = False  # a change of slots and pieces under `_lock` is unfinished

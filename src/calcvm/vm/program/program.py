@@ -31,7 +31,7 @@ class Program(ProgramData):
     workers : the largest team; scratch is sized for it.
     operand_values : int32[n, width], the symbol behind each operand word, -1 elsewhere.
     labels : for each row the operator and variable it serves.
-    info : facts about the graph, JSON-able (`calcvm.lowering.Facts`); they refer to symbols by number.
+    info : facts about the graph, JSON-able (`calcvm.lowering.sections.GraphFacts`); they refer to symbols by number.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Row times on this machine: each row is measured once, alone, and the result is kept for later processes.
+"""Row times on this machine: each row is measured alone, in a few runs, and the result is kept for later processes.
 
 A row runs on a scratch heap that holds only its operands.  Numbers that it reads are between 0.5 and 1.5, so that none becomes
-infinite, or so small that it slows arithmetic down; indexes and flags are 0.  Before each run other memory is written, so that
-the operands are where a step's other rows would have left them, in a cache behind the core's private ones.  A row shorter than
+infinite, or so small that it slows arithmetic down; indexes and flags are 0.  Before each run other memory is written, which
+moves the operands out of the core's private caches, as a step's other rows would.  A row shorter than
 `SHORT` finds them warm, as it does in a step.  An empty job wakes the team, and its time is subtracted.  With one worker the
 thread's own time counts, so other processes do not matter.
 

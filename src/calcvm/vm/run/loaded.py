@@ -137,7 +137,7 @@ class Loaded(Uncopied):
 
     @kept
     def computed(self, path: str, output: str) -> Symbol:
-        """The symbol in which later rows find an output; if it is stored in another order than users see, they are shown a copy."""
+        """The symbol in which later rows find an output; users see a copy of it, if its storage order is another."""
         shown = self.variables[output]["symbol"]
         source = self.program.copied_from(path, shown)
         return self.symbol(output) if source == shown else self.program.symbols[source]

@@ -4,7 +4,7 @@ Python's thread pools and Numba's threading layers fork and join for every call 
 then yield, then sleep.  A job for an awake team starts within a fraction of a microsecond, and an idle team costs nothing.
 
 The protocol is in `calcvm.vm.run.loop.run_team`: when an exception comes, between any two Python instructions, a job either has
-not begun or is over.  This module only allocates the memory.
+not begun or is over.  This module allocates the memory, and hands jobs over.
 
 These hold at every moment; `tests/protocol.py` explores all states:
 
