@@ -175,6 +175,30 @@ def test_parameters_of_a_custom_layer_are_named_by_its_scope_and_shared_by_the_p
     assert "bend_1.a" in moved and "bend_1.b" not in moved
 
 
+class Pair(nn.Layer):
+    """Two layers in one scope, or (scope None) in the network's."""
+
+    def __init__(self, scope):
+        self.scope, self.inner = scope, (nn.Linear(4), nn.Linear(4))
+
+    def build(self, x, scope, training):
+        for layer in self.inner:
+            x = layer.build(x, **({} if self.scope is None else {"scope": scope + self.scope}), training=training)
+        return x
+
+
+@pytest.mark.parametrize("scope", ["", ".inner", None])
+def test_two_layers_of_one_path_never_share_a_parameter(scope):
+    """They did in silence, where their shapes agreed; one layer that is built twice shares its own."""
+    with pytest.raises(cv.CalcError, match=r"weight belongs to another layer, Linear\(units=4\): .*self.a.build"):
+        cv.Model([Pair(scope)], input_shape=(4,), loss="mse", optimizer="adam")
+    g, layer = cv.CalcGraph(), nn.Linear(4)
+    x = g.placeholder("x", (None, 4))
+    with g.path("run"):
+        layer.build(layer.build(x, "twice", False), "twice", False)
+    assert [v.name for v in g.parameters()] == ["twice.weight", "twice.bias"]
+
+
 def test_a_layer_built_again_on_other_sizes_says_so():
     g, layer = cv.CalcGraph(), Bend()
     x, y = g.placeholder("x", (None, 3)), g.placeholder("y", (None, 5))

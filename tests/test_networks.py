@@ -42,7 +42,7 @@ def depthwise():
         nn.Conv2d(12, 1) >> nn.GroupNorm(3) >> nn.ReLU6()
         >> nn.Conv2d(12, 3, stride=2, padding=1, groups=12) >> nn.InstanceNorm() >> nn.LeakyReLU(0.1)
         >> nn.ConvTranspose2d(5, 2, stride=2)
-        >> nn.Concat(nn.Conv2d(3, 3, padding=1) >> nn.SiLU(), nn.AvgPool2d(3, 1, 1))
+        >> nn.Concat([nn.Conv2d(3, 3, padding=1) >> nn.SiLU(), nn.AvgPool2d(3, 1, 1)])
         >> nn.Flatten() >> nn.Linear(4)
     )  # fmt: skip
     theirs = T.Sequential(
@@ -107,6 +107,7 @@ def test_layers_say_what_does_not_fit():
         (lambda: nn.Conv2d(5, 3, stride=0), "stride"),
         (lambda: nn.BatchNorm(momentum=2.0), "momentum"),
         (lambda: nn.Concat(), "at least one branch"),
+        (lambda: nn.Concat([]), "at least one branch"),
     ):
         with pytest.raises(cv.CalcError, match=text):
             make()

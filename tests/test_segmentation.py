@@ -187,6 +187,69 @@ def test_axes_of_classes(axis):
     assert float(m[share.name]) == pytest.approx((last.argmax(2) == labels).mean(), rel=1e-12)
 
 
+def _of_scores(function):
+    return nn.Conv2d(3, 1) >> nn.Function(function)
+
+
+KEPT = {
+    "sliced": nn.Conv2d(5, 1) >> nn.Function(lambda x: x[:, 1:4]),
+    "split": nn.Conv2d(6, 1) >> nn.Function(lambda x: cv.split(x, 2, axis=1)[0]),
+    "joined": nn.Conv2d(4, 1) >> nn.Function(lambda x: cv.concat([x[:, :2], x[:, 3:]], axis=1)),
+    "scaled": _of_scores(lambda x: cv.exp(x[:, :]) * 0.5),
+    "normalized": nn.Conv2d(3, 1) >> nn.LayerNorm(),
+}
+MOVED = {
+    "transposed": lambda x: cv.transpose(x, (0, 2, 3, 1)),
+    "reshaped": lambda x: cv.reshape(x, (None, 3, 3, 3)),
+    "stacked": lambda x: cv.stack([cv.reshape(x[:, i : i + 1], (None, 3, 3)) for i in range(3)], axis=1),
+    "equation": lambda x: cv.equation("y[b,i,j,c] = x[b,c,j,i]", x=x),
+}
+SCORES, CLASSES = RNG.standard_normal((20, 2, 3, 3)), RNG.integers(0, 3, (20, 3, 3))
+
+
+@pytest.mark.parametrize("net", KEPT.values(), ids=KEPT)
+def test_operators_that_keep_the_axes_of_images_keep_the_classes_on_axis_1(net):
+    """There are as many classes as places, so that only the numbers show which axis was taken."""
+    model = cv.Model(net, input_shape=(2, 3, 3), optimizer=cv.Adam(0.1), batch_size=20, dtype="float64")
+    model.fit(SCORES, CLASSES, epochs=5, progress=False)
+    scores, figures = model.predict(SCORES), model.evaluate(SCORES, CLASSES)
+    chosen = np.take_along_axis(scores, CLASSES[:, None], 1)[:, 0]
+    assert figures["loss"] == pytest.approx((np.log(np.exp(scores).sum(1)) - chosen).mean(), rel=1e-12)
+    assert figures["accuracy"] == pytest.approx((scores.argmax(1) == CLASSES).mean(), rel=1e-12)
+    np.testing.assert_array_equal(model.predict_classes(SCORES), scores.argmax(1))
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("function", MOVED.values(), ids=MOVED)
+def test_where_the_axes_of_images_were_moved_an_axis_is_asked_for_and_holds_for_all(function, axis):
+    how = {"input_shape": (2, 3, 3), "optimizer": cv.SGD(0.1), "batch_size": 20, "dtype": "float64"}
+    with pytest.raises(cv.ShapeError, match=r"axis 1 or -1\?.*axis=1"):
+        cv.Model(_of_scores(function), **how)
+    with pytest.raises(cv.ShapeError, match=r"axis 1 or -1\?"):
+        cv.Model(_of_scores(function) >> nn.Softmax(), loss="mse", **how)
+
+    def loss(output, target):
+        return cv.softmax_cross_entropy(output, target, axis=axis)
+
+    model = cv.Model(_of_scores(function), loss=loss, target_shape=(3, 3), metrics=["accuracy"], **how)
+    model.fit(SCORES, CLASSES, progress=False)
+    scores = model.predict(SCORES)
+    assert model.evaluate(SCORES, CLASSES)["accuracy"] == pytest.approx(
+        (scores.argmax(axis) == CLASSES).mean(), rel=1e-12
+    )
+    np.testing.assert_array_equal(model.predict_classes(SCORES), scores.argmax(axis))
+    np.testing.assert_allclose(model.predict_proba(SCORES).sum(axis), 1)
+
+
+def test_softmax_of_images_is_over_channels_and_of_what_linear_makes_over_the_last_axis():
+    how = {"input_shape": (2, 3, 4), "optimizer": "adam", "batch_size": 20}
+    x = RNG.standard_normal((20, 2, 3, 4))
+    y = cv.Model(nn.Conv2d(5, 1) >> nn.Softmax(), loss="mse", **how).predict(x)
+    np.testing.assert_allclose(y.sum(1), 1, rtol=1e-5)
+    tokens = _of_scores(lambda x: cv.reshape(x, (None, 3, 12)).transpose(0, 2, 1)) >> nn.Linear(4)
+    assert cv.Model(tokens, **how).predict_classes(x).shape == (20, 12)
+
+
 @pytest.mark.parametrize(
     ("axis", "text"), [(2, "neither 1 nor the last"), (4, "axis"), ("1", "axis"), (1.0, "axis"), (True, "axis")]
 )

@@ -18,6 +18,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import LATER, Traced, Variable, apply
 from calcvm.ops.dims import BATCH, ONE, Affine
 from calcvm.ops.reduction import BLOCKS
+from calcvm.ops.spec import EQUATION
 from calcvm.ops.types import FLOAT
 
 __all__ = [
@@ -249,17 +250,19 @@ def _of_two(name: str, a: Any, b: Any) -> Variable:
     return apply(name, a, b)
 
 
-def softmax(x: Variable, axis: int = -1) -> Variable:
-    """exp(x) normalized to sum 1 over an axis: the last, or 1, the channels of images."""
+def softmax(x: Variable, axis: int | None = None) -> Variable:
+    """exp(x) normalized to sum 1 over an axis: the last, or 1.  Default: as in `softmax_cross_entropy`."""
     return _over_classes("softmax", x, axis)
 
 
-def log_softmax(x: Variable, axis: int = -1) -> Variable:
+def log_softmax(x: Variable, axis: int | None = None) -> Variable:
     """log(softmax(x)), over the same axes."""
     return _over_classes("log_softmax", x, axis)
 
 
-def _over_classes(name: str, x: Variable, axis: int) -> Variable:
+def _over_classes(name: str, x: Variable, axis: int | None) -> Variable:
+    if axis is None:
+        axis = class_axis(x) if isinstance(x, Variable) else -1
     if isinstance(x, Variable) and x.rank > 2 and axis in (1, 1 - x.rank):
         return channels_first(apply(name, channels_last(x)))
     return apply(name, x, axis=axis)
@@ -704,12 +707,41 @@ def share_of(counts: Variable) -> Variable:
 
 
 def class_axis(scores: Variable, axis: int | None = None) -> int:
-    """The axis of the classes: 1 if given, or by default for images that convolutions return; else the last, -1."""
+    """The axis of the classes, 1 or -1; the default is 1 for images, as convolutions return them, else -1.
+
+    ShapeError : an axis is neither, or is not given and unclear, since operators moved the axes of images.
+    """
     what, last = f"classes of {scores}: axis", scores.rank - 1
-    given = (1 if scores.layout else last) if axis is None else checks.integer(what, axis, -1 - last, last) % (last + 1)
+    if axis is None and last > 1 and (axis := _channels_of(scores)) is None:
+        raise ShapeError(
+            f"{what} 1 or -1? It is made of images whose axes were moved: give one, as in softmax(x, axis=1), or for a model "
+            "loss=lambda output, target: cv.softmax_cross_entropy(output, target, axis=1), target_shape=..."
+        )
+    given = last if axis is None else checks.integer(what, axis, -1 - last, last) % (last + 1)
     if given not in (1, last):
         raise ShapeError(f"{what} {axis} is neither 1 nor the last: transpose first")
     return -1 if given == last else 1
+
+
+def _channels_of(x: Variable) -> int | None:
+    """The axis of a variable's channels: 1 or -1 (None: unclear).  Images have it on axis 1, and what `linear` makes on the last."""
+    found: dict[Variable, int | None] = {}  # of what is made of images
+    for op in (op for path in x.graph.paths.values() for op in path.operations):
+        name, made = op.spec.name, op.outputs.values()
+        images = [v for v in op.inputs.values() if isinstance(v, Variable) and (v.layout or v in found)]
+        for y in made if images else ():
+            seen = {1 if v.layout else found[v] for v in images if v.rank == y.rank}
+            moved = op.spec.category == EQUATION or name in ("reshape", "transpose") and not images[0].layout
+            found[y] = (
+                1
+                if y.layout
+                else -1
+                if name in ("linear", "matmul", "channels_last")
+                else None
+                if moved or len(seen) != 1
+                else [*seen][0]
+            )
+    return 1 if x.layout else found.get(x, -1)
 
 
 def _classes_last(scores: Any, target: Any, axis: int | None) -> tuple[Any, Any]:

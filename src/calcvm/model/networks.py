@@ -59,15 +59,27 @@ def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> 
     """Fraction of correct classes.  One output is compared with the loss's threshold; of several, the largest score counts."""
     if not isinstance(loss, str):
         loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
-    one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
+    axis = next((axis for op in x.graph.active.operations if (axis := _axis_of(op, x))), None)
+    one = x.rank < 2 or x.shape[F.class_axis(x, axis)] == 1
     if loss != BINARY and not one:
-        return F.accuracy(x, t, ignore_index=ignore_index)
+        return F.accuracy(x, t, axis, ignore_index)
     if loss not in THRESHOLDS:
         raise CalcError(
             f"metric 'accuracy' of one output {x}: a loss function does not define the threshold of class 1: use the loss "
             "binary_cross_entropy on logits, one output per class, or a function of (output, target) as the metric"
         )
     return F.mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None))
+
+
+def _axis_of(op: Operation, x: Variable) -> int | None:
+    """The axis of x, 1 or -1, over which an operator is the cross entropy; None: it is none of x."""
+    if op.spec.name != SOFTMAX:
+        return None
+    logits = op.inputs[op.spec.inputs[0]]
+    turned, source = logits.producer is not None and logits.producer.spec.name == "channels_last", logits.source
+    if source is not x.source and source.producer is not None:  # a copy in another storage order
+        source = source.producer.inputs.get("x", source).source
+    return (1 if turned else -1) if source is x.source else None
 
 
 def _judges(op: Operation, x: Variable) -> bool:

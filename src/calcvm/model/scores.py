@@ -9,6 +9,7 @@ import numpy as np
 from calcvm.errors import CalcError
 from calcvm.ops.elementwise import WHERE_ROW
 from calcvm.ops.losses import SCORES, SOFTMAX
+from calcvm.ops.shape import COPY_ROW
 from calcvm.ops.spec import stem_of
 from calcvm.vm.program.program import Program
 
@@ -40,16 +41,18 @@ def scores_of(program: Program) -> Scores | None:
     if facts is None or facts["symbol"] is None:
         return None
     output = program.copied_from("predict", facts["symbol"])
-    seen = {output}  # also values that differ from it only in ignored rows
+    image = facts.get("layout", program.symbols[output].layout) and len(facts["shape"]) > 2
+    # copies of the output, with the axis of their last one; also values that differ from it only in ignored rows
+    seen = {facts["symbol"]: -1, output: 1 if image else -1}
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
         row = stem_of(program.spec(pc).name)
         if row == WHERE_ROW and program.symbol_of(pc, "a") in seen:
-            seen.add(program.symbol_of(pc, "y"))
-        if row in SCORES and program.symbol_of(pc, SCORES[row]) in seen:
-            if row != SOFTMAX:
-                return Scores(None)
-            image = facts.get("layout", program.symbols[output].layout) and len(facts["shape"]) > 2
-            return Scores(1 if image else -1)
+            seen[program.symbol_of(pc, "y")] = seen[program.symbol_of(pc, "a")]
+        if row == COPY_ROW and program.symbol_of(pc, "x") in seen:
+            y = program.symbol_of(pc, "y")
+            seen[y] = 1 if program.symbols[y].layout else -1
+        if row in SCORES and (axis := seen.get(program.symbol_of(pc, SCORES[row]))):
+            return Scores(axis if row == SOFTMAX else None)
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
@@ -41,11 +43,13 @@ class Residual(Layer):
 
 
 class Concat(Layer):
-    """The results of several branches on one input, joined along the channels (axis 1): Szegedy et al. 2015."""
+    """The results of several branches (or of a list of them) on one input, joined along the channels (axis 1): Szegedy et al. 2015."""
 
     branches: list[Sequential]
 
-    def __init__(self, *branches: Layer):
+    def __init__(self, *branches: Layer | Sequence[Layer]):
+        if len(branches) == 1 and isinstance(branches[0], (list, tuple)):
+            branches = tuple(branches[0])
         if not branches:
             raise CalcError("Concat: at least one branch is wanted")
         self.branches = [Sequential(branch) for branch in branches]

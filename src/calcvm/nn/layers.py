@@ -8,11 +8,12 @@ from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
 from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError, warn
-from calcvm.graph import Variable, apply, ask
+from calcvm.graph import Path, Variable, apply, ask
 from calcvm.hints import Answering
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import shape_of, show
@@ -49,10 +50,23 @@ def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
     return built
 
 
-def _shared(x: Variable, make: Callable[..., Variable], name: str, shape: Sequence[Any], **options: Any) -> Variable:
+_owners: WeakKeyDictionary[Path, dict[str, Layer]] = WeakKeyDictionary()  # by name of a parameter
+
+
+def _shared(
+    layer: Layer, x: Variable, make: Callable[..., Variable], name: str, shape: Sequence[Any], **options: Any
+) -> Variable:
     """A variable of the layer being built, by name: the known one, or a new one."""
-    scope = x.graph.scope
-    v = x.graph.variables.get(f"{scope}.{name}") or make(f"{scope}.{name}", shape, **options)
+    scope, owners = x.graph.scope, _owners.setdefault(x.graph.active, {})
+    full = f"{scope}.{name}"
+    v = x.graph.variables.get(full)
+    if v is None:
+        v, owners[full] = make(full, shape, **options), layer
+    elif owners.setdefault(full, layer) is not layer:
+        raise CalcError(
+            f"{full} belongs to another layer, {owners[full]!r}: layers inside a custom layer need scopes of their own, such as "
+            'self.a.build(x, f"{scope}.a", training)'
+        )
     if v.shape != shape_of(tuple(shape)):
         raise ShapeError(f"{scope}: the input {x} does not fit its {name} {show(v.shape)}")
     return v
@@ -97,12 +111,13 @@ class Layer(Answering):
         Raises
         ------
         ShapeError : the layer was built before on an input that gave the parameter another shape.
+        CalcError : another layer of the path has a parameter of this name.
         """
-        return _shared(x, x.graph.parameter, name, shape, init=init, **options)
+        return _shared(self, x, x.graph.parameter, name, shape, init=init, **options)
 
     def buffer(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
         """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
-        return _shared(x, x.graph.buffer, name, shape, init=init)
+        return _shared(self, x, x.graph.buffer, name, shape, init=init)
 
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)
@@ -449,13 +464,15 @@ class ELU(Activation, function=F.elu):
 
 @dataclass(repr=False, eq=False)
 class Softmax(Activation, function=F.softmax):
-    """exp(x) normalized to sum 1 over the last axis."""
+    """exp(x) normalized to sum 1 over the last axis, or 1, the channels of images (the default for what convolutions return)."""
 
-    axis: int = -1
+    axis: int | None = None
 
     def __post_init__(self) -> None:
-        self.axis = checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
+        self.axis = (
+            self.axis if self.axis is None else checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
+        )
 
 
 class LogSoftmax(Softmax, function=F.log_softmax):
-    """log(softmax(x)) over the last axis."""
+    """log(softmax(x)), over the same axis as `Softmax`."""
