@@ -64,7 +64,7 @@ def _shared(
         v, owners[full] = make(full, shape, **options), layer
     elif owners.setdefault(full, layer) is not layer:
         raise CalcError(
-            f"{full} belongs to another layer, {owners[full]!r}: layers inside a custom layer need scopes of their own, such as "
+            f"{full} belongs to another layer, {owners[full]!r}: layers inside a custom layer need separate scopes, such as "
             'self.a.build(x, f"{scope}.a", training)'
         )
     if v.shape != shape_of(tuple(shape)):
