@@ -54,8 +54,8 @@ def test_epilogues(name, dtype):
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients(name, whole):
-    """Of operators for images, which have many and large cases, every third, unless --whole."""
-    for case in [*cases(OPS[name], "float64")][:: 3 if OPS[name].layouts and not whole else 1]:
+    """Of operators with many or slow cases, those for images and those declared by equations, every third, unless --whole."""
+    for case in [*cases(OPS[name], "float64")][:: 3 if (OPS[name].layouts or name in DECLARED) and not whole else 1]:
         rowrun.check_gradients(case)
 
 

@@ -71,8 +71,8 @@ def pytest_generate_tests(metafunc):
         equations = product(EQUATIONS, ("float32", "float64")) if whole else product(EQUATIONS[::2], ("float32",))
         metafunc.parametrize("equation", [*equations], ids="-".join)
     if "of" in metafunc.fixturenames:
-        entries = dict.fromkeys(CAPABILITIES, build.ARGUMENTS) if whole else {first: ["fleet", "row"], second: ["rows"]}
-        pairs = [(entry, cc) for cc in CAPABILITIES for entry in entries[cc]]
+        entries = dict.fromkeys(CAPABILITIES, build.ARGUMENTS) if whole else {first: ["fleet", "row", "rows"]}
+        pairs = [(entry, cc) for cc in entries for entry in entries[cc]]
         metafunc.parametrize("of", pairs, ids=lambda of: f"{of[0]}-{of[1][0]}")
 
 
