@@ -732,15 +732,12 @@ def _channels_of(x: Variable) -> int | None:
         for y in made if images else ():
             seen = {1 if v.layout else found[v] for v in images if v.rank == y.rank}
             moved = op.spec.category == EQUATION or name in ("reshape", "transpose") and not images[0].layout
-            found[y] = (
-                1
-                if y.layout
-                else -1
-                if name in ("linear", "matmul", "channels_last")
-                else None
-                if moved or len(seen) != 1
-                else [*seen][0]
-            )
+            if y.layout:
+                found[y] = 1
+            elif name in ("linear", "matmul", "channels_last"):
+                found[y] = -1
+            else:
+                found[y] = seen.pop() if len(seen) == 1 and not moved else None
     return 1 if x.layout else found.get(x, -1)
 
 
