@@ -21,6 +21,7 @@ from calcvm import nn
 from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS, slots_of
 from calcvm.ops.spec import OWN, dims
+from calcvm.vm.calls.methods import WORTH
 
 X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 Y = np.arange(40) % 3
@@ -479,9 +480,37 @@ def test_statistics_of_one_value_are_none():
     with pytest.raises(cv.ShapeError, match="batch_norm: in a batch of 1 there is one value per channel.*path 'learn'"):
         cv.Model(net, **given, batch_size=1)
     model = cv.Model(net, **given, batch_size=2)
-    before = model.buffers["batchnorm_1.running_var"].copy()
-    model.step(np.ones((1, 3, 5, 5)), np.ones((1, 2)))
-    np.testing.assert_array_equal(model.buffers["batchnorm_1.running_var"], before)
+    x, t = np.ones((5, 3, 5, 5), "f4"), np.ones((5, 2), "f4")
+    for _ in range(2 * WORTH):  # from some call on compiled
+        model.step(x[:2], t[:2])
+        model.run_steps(1)
+    before, fleet = model.image(), cv.Fleet("1 MiB")
+    graph = cv.build_graph(net, (3, 5, 5), "mse", cv.SGD(0.1))
+    split = cv.SplitModel(cv.plan_devices(graph, [cv.Processor("a")], batch_size=2))
+    last = "batch_norm: in the last batch, 1 of 5 samples, there is one value per channel, .*: take another batch_size, or leave out"
+    for message, call in (
+        ("batch_norm: in a batch of 1 there is one value per channel", lambda: model.step(x[:1], t[:1])),
+        ("in a batch of 1", lambda: model.bind(x[:1], t[:1])()),
+        ("in a batch of 1", lambda: model.fit([(x[:1], t[:1])], progress=False)),
+        ("in a batch of 1", lambda: split.step(x[:1], t[:1])),
+        (last, lambda: model.fit(x, t, progress=False)),
+        (last, lambda: fleet.add(model, data=(x, t))),
+        ("1 of 3 samples", lambda: cv.Model(net, **given, batch_size=2, learning_batch=3).fit(x, t, progress=False)),
+    ):
+        with pytest.raises(cv.ShapeError, match=message):
+            call()
+    model["input"], model["target"] = x[:1], t[:1]
+    with pytest.raises(cv.ShapeError, match="in a batch of 1"):
+        model.run_steps(1)
+    np.testing.assert_array_equal(model.image(), before)
+    model.forward("learn")
+    with pytest.raises(cv.ShapeError, match="in a batch of 1"):
+        model.backward("learn")
+    assert not len(fleet) and model.predict(x[:1]).shape == (1, 2)
+    model.fit(x[:4], t[:4], progress=False)
+    cv.Model(nn.Conv2d(2, 3) >> nn.BatchNorm() >> nn.Flatten() >> nn.Linear(2), **given, batch_size=4).step(
+        x[:1], t[:1]
+    )
 
 
 def test_lists_are_arrays():

@@ -630,6 +630,7 @@ class BaseModel:
         slot = self.slot
         self.run_round(path, PHASES, n)
         return None if loss is None else slot.scalar(self.loaded.symbol(loss).offset)
+        self._check_trains(path, batches)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
@@ -647,9 +648,18 @@ class BaseModel:
         if not {(path, phase) for phase in FORWARD} <= ran.keys():
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
         return ran[path, "forward"]
+            if "backward" in phases and loaded.least(path)[0] > 1:
+                self.heap.enter(record)  # takes note of compiled calls
+                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
 
     def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
         """Run phases of a path in this thread's turn.
+
+    def _check_trains(self, path: str, batches: Mapping[str, int]) -> None:
+        """Check that a path can train with the batches in its placeholders."""
+        for name, batch in batches.items():
+            if self.loaded.has_samples(name):
+                self.loaded.check_trains(path, batch)
 
         Values that the rows overwrite are marked as gone before the run, and as available after it.
         """
@@ -670,6 +680,7 @@ class BaseModel:
         record.changed |= path in loaded.changes
         if "backward" in phases:
             record.graded.add(path)
+            loaded.check_trains(path, batch)
             if path in loaded.accumulating:
                 record.open.add(path)
         slot.execute("run_rows", slot.job, slot.job_address, record.workers)
