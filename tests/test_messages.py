@@ -262,6 +262,11 @@ MISTAKES = [
     ("targets above 1", lambda: binary(np.where(Y > 0, 2.0, 0)), C, r"targets in \[0, 1\]; found 0.0 to 2.0"),
     ("targets of -1", lambda: binary(np.where(Y > 0, 1, -1)), C, r"targets in \[0, 1\]; found -1 to 1"),
     ("targets of nan", lambda: binary(np.where(Y > 0, 1, np.nan)), C, r"targets in \[0, 1\]; found nan"),
+    *(("predict " + what, lambda run=run: run(shared().model), C, "path 'predict' does not train") for what, run in {
+        "takes no steps": lambda m: m.step(X[:8], Y[:8], path="predict"), "has no update": lambda m: m.optimize("predict"),
+        "has no backward": lambda m: m.backward("predict"), "has no rounds": lambda m: m.end_round("predict"),
+        "has no section optimize": lambda m: m.run_section("predict", "optimize"),
+    }.items()),
     ("predict of None", lambda: shared().model.predict(None), C, "an array of samples is wanted, not None"),
     ("unknown variable", lambda: shared().model[0], C, "no variable 0; there are input"),
     ("gradient of none", lambda: shared().model.grad(["W"]), C, "has no gradient; these have one"),

@@ -601,6 +601,7 @@ class BaseModel:
             self._run(path, ("optimize",))
 
     def end_round(self, path: str) -> None:
+        self.loaded.training(path)
         """Clear the gradients for the next learning batch."""
         self._change(self.loaded.path(path), ("end_round",))
 
@@ -616,11 +617,14 @@ class BaseModel:
     def step_on(self, data: Sequence[Any], path: str) -> float | None:
         """One training step on a batch: arrays for the placeholders of the path, in the order they were declared."""
         names = self.loaded.feeds(path)
+        if phases[0] not in FORWARD:
+            self.loaded.training(path)
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
         batches = self.check_batch(arrays)
         with self.record.change, self.record.turn.mine:
+        self.loaded.training(path)
             self.place(arrays, batches)
             return self.run_whole(1, path)
 
