@@ -192,8 +192,10 @@ class BaseModel:
 
     @property
     def steps_done(self) -> int:
-        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
-        return int(self.hyper["t"])
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``."""
+        trained = (path for path, facts in self.loaded.paths.items() if facts["backward"])
+        with self.record.turn.mine:
+            return sum(int(Hyper(self, path)["t"]) for path in trained)
 
     @property
     def epochs_done(self) -> int:
