@@ -19,7 +19,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.ops import OPS, ROWS
-from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS, slots_of
+from calcvm.ops.optimizers import COMPUTED, HYPER_SLOTS, SLOTS, slots_of
 from calcvm.ops.spec import OWN, dims
 from calcvm.vm.calls.methods import WORTH
 
@@ -293,6 +293,10 @@ MISTAKES = [
     ("heap with a store class", lambda: cv.CalcHeap("1 MiB", cv.MemoryStore), C, "not the class MemoryStore"),
     ("load a model", lambda: shared().heap.create(shared().model), C, "a compiled program: its .program is wanted"),
     ("load a graph", lambda: shared().heap.create(graph()), C, r"a compiled program: cv.compile\(graph\) is wanted"),
+    *((f"{name} in hyper", lambda name=name: hyper(cv.Adam(clip_norm=1.0), name, 5.0), C,
+       f"'{name}' is computed in each step: set '{instead}'") for name, instead in COMPUTED.items()),
+    ("gamma_t without schedule", lambda: hyper(cv.Adam(), "gamma_t", 5.0), C, "'gamma_t' has no effect"),
+    ("hyper lists what may be set", lambda: hyper(cv.SGD(0.1), "rate", 1), C, "there are learning_rate, warmup_steps, weight_decay$"),
     ("load a plan", lambda: shared().heap.create(cv.plan(graph(), batch_size=8)), C, r"cv.compile\(graph, plan=plan\)"),
     ("load a file name", lambda: shared().heap.create("x.calc"), C, "a compiled program .*load_program"),
     ("load with seed -1", lambda: shared().heap.create(shared().program, seed=-1), C, "seed must be an integer >= 0"),
@@ -625,13 +629,15 @@ def test_slots_are_those_of_every_row_that_reads_hyperparameters():
 def test_hyperparameters_are_copied_between_models_of_one_program():
     a, b = model(optimizer=cv.Adam(0.5)), model(optimizer=cv.Adam(0.25))
     b.hyper.update(a.hyper)
-    assert dict(b.hyper) == dict(a.hyper)
+    assert dict(b.hyper) == dict(a.hyper) and len(a.hyper) == len(dict(a.hyper)) and not COMPUTED.keys() & {*a.hyper}
+    assert a.hyper["lr_t"] == 0.5
 
 
 # ---------------------------------------------------------------- losses that are not finite
 def diverging(**options):
     data = np.full_like(X, 1e30)
     return model(loss="mse", optimizer=cv.SGD(1e30)), dict(X=data, y=np.zeros((40, 3)), progress=False, **options)
+    a.fit(X, Y, progress=False)
 
 
 def test_a_loss_that_is_not_finite_is_told_once_with_its_epoch():

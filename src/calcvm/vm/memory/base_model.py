@@ -11,7 +11,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
-from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
+from calcvm.ops.optimizers import COMPUTED, HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.slot import Slot, as_seen, cells_of, lasting_elems, shape_of
 from calcvm.vm.program.facts import MAX_SEED, Facts
@@ -34,6 +34,7 @@ class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one raises an error if the path's optimizer, schedule and clipping do not read it, or if the value is out of range.
+    Those that each step computes, such as ``hyper["lr_t"]``, are read by name; iteration leaves them out.
     """
 
     _instead = "copy dict(hyper)"
@@ -62,7 +63,9 @@ class Hyper(MutableMapping, Uncopied):
 
     def _checked(self, name: str, value: Any) -> float:
         known, what = self._model.loaded.hyper[self._path], f"hyperparameter {name!r}"
-        if name not in SLOTS:  # the program advances it
+        if name in COMPUTED:
+            raise CalcError(f"{what} is computed in each step: set {COMPUTED[name]!r}")
+        if name not in SLOTS and (name != "gamma_t" or "gamma" in known):  # the program advances it
             return checks.number(what, value)
         if name not in known:
             raise CalcError(
@@ -80,10 +83,10 @@ class Hyper(MutableMapping, Uncopied):
         raise CalcError(f"hyperparameter {name!r} cannot be removed; set it")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(HYPER_SLOTS)
+        return (name for name in HYPER_SLOTS if name not in COMPUTED)
 
     def __len__(self) -> int:
-        return len(HYPER_SLOTS)
+        return len(HYPER_SLOTS) - len(COMPUTED)
 
     def __repr__(self) -> str:
         return f"Hyper({dict(self)})"
@@ -95,7 +98,8 @@ class Hyper(MutableMapping, Uncopied):
     def _index(name: str) -> int:
         if not isinstance(name, str) or name not in HYPER_SLOTS:
             hint = ": SGD's and RMSProp's momentum is beta1" if isinstance(name, str) and name == "momentum" else ""
-            raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {', '.join(HYPER_SLOTS)}")
+            known = ", ".join(self._model.loaded.hyper[self._path])
+            raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {known}")
         return HYPER_SLOTS.index(name)
 
 
