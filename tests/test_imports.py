@@ -42,7 +42,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
-    "files": ({"errors", "system"}, set()),
+    "files": ({"errors", "checks", "system"}, set()),
     "tables": ({"errors"}, {"pandas"}),
     "without_signals": (set(), set()),
     "cgroups": (set(), set()),
