@@ -94,8 +94,7 @@ class Hyper(MutableMapping, Uncopied):
     def _values(self, slot: Slot) -> np.ndarray:
         return slot.cells(self._symbol, (self._symbol.elems.b,))
 
-    @staticmethod
-    def _index(name: str) -> int:
+    def _index(self, name: str) -> int:
         if not isinstance(name, str) or name not in HYPER_SLOTS:
             hint = ": SGD's and RMSProp's momentum is beta1" if isinstance(name, str) and name == "momentum" else ""
             known = ", ".join(self._model.loaded.hyper[self._path])
@@ -160,7 +159,7 @@ class BaseModel:
     @property
     def loaded(self) -> Loaded:
         if self.record.loaded is None:
-            raise CalcError(f"model {self.name!r} is closed")
+            raise self.record.closed()
         return self.record.loaded
 
     @property
@@ -447,9 +446,10 @@ class BaseModel:
         path = facts["path"]
         batch = self.record.ran.get((path, facts["phase"]))
         if batch is None:
+            instead = "take what model.run(inputs) returns, or " * (path == "predict")
             raise CalcError(
-                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
-                f"heap: call forward({path!r}) first"
+                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the heap, or only by predict, "
+                f"evaluate or fit, which keep no results there: {instead}set its data and call forward({path!r}) first"
             )
         return batch
 
@@ -601,13 +601,13 @@ class BaseModel:
     def optimize(self, path: str) -> None:
         """Update the parameters."""
         path = self.loaded.path(path)
+        self.loaded.training(path)
         with self.record.change, self.record.turn.mine:
             if path not in self.record.open:  # an accumulated gradient is part of the image
                 self._needs_forward(path)
             self._run(path, ("optimize",))
 
     def end_round(self, path: str) -> None:
-        self.loaded.training(path)
         """Clear the gradients for the next learning batch."""
         self._change(self.loaded.path(path), ("end_round",))
 
@@ -617,20 +617,21 @@ class BaseModel:
         self._change(self.loaded.path(path), (phase,))
 
     def _change(self, path: str, phases: tuple[str, ...]) -> None:
+        if phases[0] not in FORWARD:
+            self.loaded.training(path)
         with self.record.change, self.record.turn.mine:
             self._run(path, phases)
 
     def step_on(self, data: Sequence[Any], path: str) -> float | None:
         """One training step on a batch: arrays for the placeholders of the path, in the order they were declared."""
+        self.loaded.training(path)
         names = self.loaded.feeds(path)
-        if phases[0] not in FORWARD:
-            self.loaded.training(path)
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
         batches = self.check_batch(arrays)
+        self._check_trains(path, batches)
         with self.record.change, self.record.turn.mine:
-        self.loaded.training(path)
             self.place(arrays, batches)
             return self.run_whole(1, path)
 
@@ -640,7 +641,6 @@ class BaseModel:
         slot = self.slot
         self.run_round(path, PHASES, n)
         return None if loss is None else slot.scalar(self.loaded.symbol(loss).offset)
-        self._check_trains(path, batches)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
@@ -648,9 +648,18 @@ class BaseModel:
         before = loaded.before(path, phases)
         changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
         with record.change if changes else record.turn.mine, record.turn.mine:
+            if "backward" in phases and loaded.least(path)[0] > 1:
+                self.heap.enter(record)  # takes note of compiled calls
+                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
             for other in before:
                 self._run(*other)
             self._run(path, phases, steps)
+
+    def _check_trains(self, path: str, batches: Mapping[str, int]) -> None:
+        """Check that a path can train with the batches in its placeholders."""
+        for name, batch in batches.items():
+            if self.loaded.has_samples(name):
+                self.loaded.check_trains(path, batch)
 
     def _needs_forward(self, path: str) -> int:
         """The batch of the path's last forward."""
@@ -658,18 +667,9 @@ class BaseModel:
         if not {(path, phase) for phase in FORWARD} <= ran.keys():
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
         return ran[path, "forward"]
-            if "backward" in phases and loaded.least(path)[0] > 1:
-                self.heap.enter(record)  # takes note of compiled calls
-                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
 
     def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
         """Run phases of a path in this thread's turn.
-
-    def _check_trains(self, path: str, batches: Mapping[str, int]) -> None:
-        """Check that a path can train with the batches in its placeholders."""
-        for name, batch in batches.items():
-            if self.loaded.has_samples(name):
-                self.loaded.check_trains(path, batch)
 
         Values that the rows overwrite are marked as gone before the run, and as available after it.
         """
@@ -680,6 +680,7 @@ class BaseModel:
             batch = record.ran.get((path, "forward"), self.program.batch_size)
         elif phases[0] == "backward":
             batch = self._needs_forward(path)
+            loaded.check_trains(path, batch)
             self._needs_arena(path)
             record.arena = None  # until it has completed
         else:
@@ -690,7 +691,6 @@ class BaseModel:
         record.changed |= path in loaded.changes
         if "backward" in phases:
             record.graded.add(path)
-            loaded.check_trains(path, batch)
             if path in loaded.accumulating:
                 record.open.add(path)
         slot.execute("run_rows", slot.job, slot.job_address, record.workers)

@@ -362,7 +362,7 @@ class Heap(Uncopied):
         with self._lock:
             self._mend()
             if record.loaded is None:
-                raise CalcError(f"model {record.name!r} is closed")
+                raise record.closed()
             if record.lost:
                 raise CalcError(
                     f"model {record.name!r} was in use by another thread when this process was forked, so it is in an "
