@@ -153,7 +153,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
     "fleet": (
-        {"errors", "checks", "hints", "graph", "nn", "compiler", "model", "progress", "tables"} | VM,
+        {"errors", "checks", "hints", "graph", "nn", "ops", "compiler", "model", "progress", "tables"} | VM,
         {"numpy", "typing_extensions"},
     ),
     "split_model": (
