@@ -43,7 +43,6 @@ class Programs:
             hyper = program.info["paths"][path]["hyper"]
             (slots,) = (facts["slots"] for facts in program.info["state"] if facts["symbol"] == hyper)
             given = {k: v for k, v in optimizer.slots().items() if k not in COMPUTED and v != slots[k]}
-            return program, {
-                k: v for k, v in given.items() if math.isfinite(v)
-            }  # an absent clipping is infinite in both
+            # an absent clipping is infinite in both, and equal
+            return program, {k: v for k, v in given.items() if math.isfinite(v)}
         return program, {}
