@@ -42,7 +42,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
-    "files": ({"errors", "system"}, set()),
+    "files": ({"errors", "checks", "system"}, set()),
     "tables": ({"errors"}, {"pandas"}),
     "without_signals": (set(), set()),
     "cgroups": (set(), set()),
@@ -153,7 +153,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
     "fleet": (
-        {"errors", "checks", "hints", "graph", "nn", "compiler", "model", "progress", "tables"} | VM,
+        {"errors", "checks", "hints", "graph", "nn", "ops", "compiler", "model", "progress", "tables"} | VM,
         {"numpy", "typing_extensions"},
     ),
     "split_model": (

@@ -19,8 +19,9 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.ops import OPS, ROWS
-from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS, slots_of
+from calcvm.ops.optimizers import COMPUTED, HYPER_SLOTS, SLOTS, slots_of
 from calcvm.ops.spec import OWN, dims
+from calcvm.vm.calls.methods import WORTH
 
 X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 Y = np.arange(40) % 3
@@ -242,7 +243,12 @@ MISTAKES = [
     # ---- training
     ("fit(None)", lambda: fit(None, Y), C, "an array of samples is wanted, not None"),
     ("fit of a generator", lambda: fit((x for x in X), Y), C, "an array of samples is wanted, not .*generator"),
-    ("fit of a dict", lambda: fit({"a": X}, Y), C, "an array of samples is wanted, not .*dict"),
+    ("fit of a dict", lambda: fit({"a": X}, Y), C, "X is a mapping, and the model's one input is called 'input': give the array"),
+    ("fit of a list of one array", lambda: fit([X], Y), C, "X is a list of one array, and .* one input .* give the array itself"),
+    ("predict of a tuple of one array", lambda: shared().model.predict((X,)), C, "X is a tuple of one array"),
+    ("fit of a dict of targets", lambda: fit(X, {"y": Y}), C, "y is a mapping, and the model's one target is called 'target'"),
+    ("fit of batches with learning_batch", lambda: model(learning_batch=16).fit([(X[:8], Y[:8])]), C,
+     "learning_batch=16: batches that come one by one are an update each: give arrays, or"),
     ("fit of rows of different lengths", lambda: fit([[1.0], [1.0, 2]], Y), C, "X|input"),
     ("epochs 0", lambda: fit(epochs=0), C, "epochs must be an integer >= 1, not 0"),
     ("epochs -1", lambda: fit(epochs=-1), C, "epochs must be an integer >= 1, not -1"),
@@ -256,6 +262,11 @@ MISTAKES = [
     ("shuffle", lambda: fit(shuffle="no"), C, "shuffle must be True or False"),
     ("run_steps 1.5", lambda: shared().model.run_steps(1.5), C, "number of steps must be an integer >= 1, not 1.5"),
     ("run_steps 0", lambda: shared().model.run_steps(0), C, "number of steps must be an integer >= 1"),
+    *(("predict " + what, lambda run=run: run(shared().model), C, "path 'predict' does not train") for what, run in {
+        "takes no steps": lambda m: m.step(X[:8], Y[:8], path="predict"), "has no update": lambda m: m.optimize("predict"),
+        "has no backward": lambda m: m.backward("predict"), "has no rounds": lambda m: m.end_round("predict"),
+        "has no section optimize": lambda m: m.run_section("predict", "optimize"),
+    }.items()),
     ("history of no such figure", lambda: fit()["acc"], C, "no figure 'acc' of the epochs; there are loss, seconds"),
     ("val_loss without validation", lambda: fit()["val_loss"], C, "no figure 'val_loss'"),
     ("targets above 1", lambda: binary(np.where(Y > 0, 2.0, 0)), C, r"targets in \[0, 1\]; found 0.0 to 2.0"),
@@ -263,6 +274,9 @@ MISTAKES = [
     ("targets of nan", lambda: binary(np.where(Y > 0, 1, np.nan)), C, r"targets in \[0, 1\]; found nan"),
     ("predict of None", lambda: shared().model.predict(None), C, "an array of samples is wanted, not None"),
     ("unknown variable", lambda: shared().model[0], C, "no variable 0; there are input"),
+    ("result after predict", lambda: (lambda m: (m.predict(X), m["output"]))(model()), C,
+     r"or only by predict, evaluate or fit, which keep no results there: take what model.run\(inputs\) returns, or set"),
+    ("a closed model", lambda: (lambda m: (m.close(), m.predict(X)))(model()), C, "is closed: load it from its file, open it"),
     ("gradient of none", lambda: shared().model.grad(["W"]), C, "has no gradient; these have one"),
     # ---- hyperparameters
     ("rate text in hyper", lambda: hyper(cv.SGD(0.1), "learning_rate", "a"), C, "must be a number >= 0, not 'a'"),
@@ -279,6 +293,10 @@ MISTAKES = [
     ("total_steps 1.5", lambda: hyper(cv.SGD(0.1, schedule=cv.Cosine(3)), "total_steps", 1.5), C, "an integer from 1 to"),
     ("factor below 1", lambda: hyper(cv.SGD(0.1, schedule=cv.CosineRestarts(3)), "gamma", 0.5), C, "a number >= 1"),
     ("hyper of no name", lambda: hyper(cv.SGD(0.1), None, 0.5), C, "no hyperparameter None; there are"),
+    *((f"{name} in hyper", lambda name=name: hyper(cv.Adam(clip_norm=1.0), name, 5.0), C,
+       f"'{name}' is computed in each step: set '{instead}'") for name, instead in COMPUTED.items()),
+    ("gamma_t without schedule", lambda: hyper(cv.Adam(), "gamma_t", 5.0), C, "'gamma_t' has no effect"),
+    ("hyper lists what may be set", lambda: hyper(cv.SGD(0.1), "rate", 1), C, "there are learning_rate, warmup_steps, weight_decay$"),
     ("hyper of a fleet", lambda: add(hyper={"beta1": 0.9}), C, "'beta1' has no effect"),
     ("hyper of a fleet out of range", lambda: add(hyper={"learning_rate": -1}), C, "a number >= 0, not -1"),
     # ---- heaps, fleets, ensembles
@@ -479,9 +497,37 @@ def test_statistics_of_one_value_are_none():
     with pytest.raises(cv.ShapeError, match="batch_norm: in a batch of 1 there is one value per channel.*path 'learn'"):
         cv.Model(net, **given, batch_size=1)
     model = cv.Model(net, **given, batch_size=2)
-    before = model.buffers["batchnorm_1.running_var"].copy()
-    model.step(np.ones((1, 3, 5, 5)), np.ones((1, 2)))
-    np.testing.assert_array_equal(model.buffers["batchnorm_1.running_var"], before)
+    x, t = np.ones((5, 3, 5, 5), "f4"), np.ones((5, 2), "f4")
+    for _ in range(2 * WORTH):  # from some call on compiled
+        model.step(x[:2], t[:2])
+        model.run_steps(1)
+    before, fleet = model.image(), cv.Fleet("1 MiB")
+    graph = cv.build_graph(net, (3, 5, 5), "mse", cv.SGD(0.1))
+    split = cv.SplitModel(cv.plan_devices(graph, [cv.Processor("a")], batch_size=2))
+    last = "batch_norm: in the last batch, 1 of 5 samples, there is one value per channel, .*: take another batch_size, or leave out"
+    for message, call in (
+        ("batch_norm: in a batch of 1 there is one value per channel", lambda: model.step(x[:1], t[:1])),
+        ("in a batch of 1", lambda: model.bind(x[:1], t[:1])()),
+        ("in a batch of 1", lambda: model.fit([(x[:1], t[:1])], progress=False)),
+        ("in a batch of 1", lambda: split.step(x[:1], t[:1])),
+        (last, lambda: model.fit(x, t, progress=False)),
+        (last, lambda: fleet.add(model, data=(x, t))),
+        ("1 of 3 samples", lambda: cv.Model(net, **given, batch_size=2, learning_batch=3).fit(x, t, progress=False)),
+    ):
+        with pytest.raises(cv.ShapeError, match=message):
+            call()
+    model["input"], model["target"] = x[:1], t[:1]
+    with pytest.raises(cv.ShapeError, match="in a batch of 1"):
+        model.run_steps(1)
+    np.testing.assert_array_equal(model.image(), before)
+    model.forward("learn")
+    with pytest.raises(cv.ShapeError, match="in a batch of 1"):
+        model.backward("learn")
+    assert not len(fleet) and model.predict(x[:1]).shape == (1, 2)
+    model.fit(x[:4], t[:4], progress=False)
+    cv.Model(nn.Conv2d(2, 3) >> nn.BatchNorm() >> nn.Flatten() >> nn.Linear(2), **given, batch_size=4).step(
+        x[:1], t[:1]
+    )
 
 
 def test_lists_are_arrays():
@@ -590,8 +636,10 @@ def test_slots_are_those_of_every_row_that_reads_hyperparameters():
 
 def test_hyperparameters_are_copied_between_models_of_one_program():
     a, b = model(optimizer=cv.Adam(0.5)), model(optimizer=cv.Adam(0.25))
+    a.fit(X, Y, progress=False)
     b.hyper.update(a.hyper)
-    assert dict(b.hyper) == dict(a.hyper)
+    assert dict(b.hyper) == dict(a.hyper) and len(a.hyper) == len(dict(a.hyper)) and not COMPUTED.keys() & {*a.hyper}
+    assert a.hyper["lr_t"] == 0.5
 
 
 # ---------------------------------------------------------------- losses that are not finite

@@ -220,6 +220,19 @@ def test_what_is_no_path_is_refused(tmp_path):
         for use in (model().save, cv.load):
             with pytest.raises(cv.CalcError, match="is not the path of a file"):
                 use(path)
+    file = io.BytesIO()
+    model().save(file)
+    for given in (file.getvalue(), bytearray(file.getvalue())):
+        with pytest.raises(
+            cv.CalcError, match=f"^{type(given).__name__} of length {len(given)}: wrap them in io.BytesIO$"
+        ):
+            cv.load(given)
+    for given in ([0] * 9999, "m" * 99999):
+        with pytest.raises(cv.CalcError) as told:
+            cv.load(given)
+        assert len(str(told.value)) < 5000
+    with pytest.raises(cv.PlanError, match="memory= allows 10: raise memory=, or leave it out"):
+        cv.load(io.BytesIO(file.getvalue()), memory=10)
     Path(tmp_path / "text").write_text("x")
     with open(tmp_path / "text") as file, pytest.raises(cv.CalcError, match="mode 'rb'"):
         cv.load(file)

@@ -137,3 +137,18 @@ def test_every_update_is_a_step_done():
     rounds = model(learning_batch=8)
     rounds.fit(X, Y, epochs=3, progress=False)
     assert rounds.steps_done == 3
+
+
+def test_updates_of_every_path_are_steps_done():
+    g = cv.CalcGraph()
+    x, W, V = g.placeholder("x", (None, 4)), g.parameter("W", (4, 2)), g.parameter("V", (4, 2))
+    for name, w in (("learn", W), ("other", V)):
+        with g.path(name, backward=True) as path:
+            path.minimize(cv.mean(cv.square(x @ w)), cv.SGD(0.1))
+    with g.path("predict") as predict:
+        predict.output = x @ W
+    m = cv.Model(g, batch_size=4)
+    m.step(X[:4])
+    for _ in range(2):
+        m.step(X[:4], path="other")
+    assert m.steps_done == 3 == m.hyper["t"] + m.hyper("other")["t"] and saved(m).steps_done == 3

@@ -200,7 +200,7 @@ def test_splitting_changes_no_bit(seed, whole):
         copies={("a", "b"): (1e-7, 1e12), ("b", "a"): (1e-7, 1e12)},
     )
     split = cv.SplitModel(plan, seed=seed)
-    data = data_of(shape, [16, 5, 1, 16, 7])
+    data = data_of(shape, [16, 5, one.loaded.least("learn")[0], 16, 7])
     assert [split.step(*each) for each in data] == [one.step(*each) for each in data]
     image = {s.name: one.slot.cells(replace(s, layout=""), (s.elems.b,)) for s in program.symbols if s.persistent}
     state = split.state()

@@ -25,7 +25,9 @@ def shown(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {shape}"
-    if isinstance(value, (list, tuple, dict, set, str, bytes)) and len(value) > SHOWN:
+    if isinstance(value, (bytes, bytearray)) and len(value) > SHOWN:
+        return f"{type(value).__name__} of length {len(value)}"
+    if isinstance(value, (list, tuple, dict, set, str)) and len(value) > SHOWN:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, int) and abs(value) > 2**200:  # Python does not print integers of thousands of digits
         return f"an integer of {value.bit_length()} bits"

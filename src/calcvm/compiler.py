@@ -278,7 +278,7 @@ def _check_use(plan: Plan) -> None:
         for text, says in s.spec.useful:
             if evaluate(text, s.words_at(plan.batch_size)) < 0:
                 raise ShapeError(
-                    f"{s.label}: in a batch of {plan.batch_size} {says}: plan a larger batch (smaller ones may be run), or do "
+                    f"{s.label}: in a batch of {plan.batch_size} {says}: plan a larger batch (predict takes smaller ones), or do "
                     f"without it in path {s.path!r}"
                 )
 

@@ -110,6 +110,9 @@ REMEDIES = {
 }
 
 
+LONGEST_PATH = 4096  # characters that messages show; systems take no longer ones
+
+
 @contextmanager
 def within(what: str) -> Iterator[None]:
     """Begin the message of a `CalcError` with ``what``, the data concerned."""
@@ -132,6 +135,7 @@ def telling(where: str, what: str, after: str = "") -> Iterator[None]:
         remedy = REMEDIES.get(error.errno or 0, "see to the disk")
         if error.errno == errno.ENOENT and what != "read":
             remedy += "; the folder to write to must be there"
+        where = where if len(where) <= LONGEST_PATH else f"{where[:LONGEST_PATH]}..."
         kind = NoSuchFile if isinstance(error, FileNotFoundError) else FileError
         told = kind(f"{where}: cannot be {what} ({error.strerror or error}): {remedy}{after}")
         told.errno = error.errno

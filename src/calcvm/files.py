@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from calcvm.checks import SHOWN, shown
 from calcvm.errors import CalcError, telling
 from calcvm.system import set_mode
 
@@ -21,7 +22,9 @@ MIN_KEPT = 24  # bytes of a name that its temporary name keeps, at least
 def checked(path: Any) -> Path:
     """The path of a file (CalcError: it is not one)."""
     if not isinstance(path, (str, PathLike)) or "\0" in str(path) or not Path(path).name:
-        raise CalcError(f"{path!r} is not the path of a file: give a text, a pathlib.Path or an open binary file")
+        if isinstance(path, (bytes, bytearray)) and len(path) > SHOWN:
+            raise CalcError(f"{shown(path)}: wrap them in io.BytesIO")
+        raise CalcError(f"{shown(path)} is not the path of a file: give a text, a pathlib.Path or an open binary file")
     return Path(path)
 
 

@@ -51,7 +51,7 @@ def _of_variable() -> int | None:
         return None
     if not text.isdecimal() or int(text) < 1:
         raise CalcError(
-            f"the environment variable {VARIABLE} is {text!r}: give a number of workers, 1 or more, or unset it"
+            f"the environment variable {VARIABLE} is {checks.shown(text)}: give a number of workers, 1 or more, or unset it"
         )
     return int(text)
 

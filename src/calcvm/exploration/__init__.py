@@ -139,7 +139,9 @@ def explore(
         metric = "loss" if validation is None else "val_loss"
     checks.text("metric", metric, "val_loss")
     if validation is None and metric.startswith("val_"):
-        raise CalcError(f"metric {metric!r} needs validation data: give validation=(X, y) or a share such as 0.2")
+        raise CalcError(
+            f"metric {checks.shown(metric)} needs validation data: give validation=(X, y) or a share such as 0.2"
+        )
     maximize = largest_of("explore", metric, maximize, "maximize")
     task = Task(build, data, validation, epochs, batch_size, parse_bytes(memory), workers)
     study = Study(

@@ -35,7 +35,7 @@ def _distribution(name: str, entry: Any) -> Any:
     if isinstance(entry, list):
         if not entry or not all(isinstance(value, PLAIN) for value in entry):
             raise CalcError(
-                f"space[{name!r}] = {entry!r}: a list holds the values to choose from, numbers or texts; "
+                f"space[{name!r}] = {checks.shown(entry)}: a list holds the values to choose from, numbers or texts; "
                 "give other objects names here, and look them up in build"
             )
         return optuna.CategoricalDistribution(entry)
@@ -44,7 +44,9 @@ def _distribution(name: str, entry: Any) -> Any:
     log = kind == "log"
     step = None if log else kind
     if not low <= high or (log and low <= 0):
-        raise CalcError(f"space[{name!r}] = {entry!r}: the lower bound must be {'above 0 and ' if log else ''}first")
+        raise CalcError(
+            f"space[{name!r}] = {checks.shown(entry)}: the lower bound must be {'above 0 and ' if log else ''}first"
+        )
     if isinstance(low, int) and isinstance(high, int) and not isinstance(step, float):
         return optuna.IntDistribution(low, high, log=log, step=step or 1)
     return optuna.FloatDistribution(low, high, log=log, step=step)
@@ -57,7 +59,7 @@ def _bounds(name: str, entry: Any) -> tuple[tuple[Any, Any], Any]:
         if _number(low) and _number(high) and (kind in (None, "log") or (_number(kind) and kind > 0)):
             return (low, high), kind
     raise CalcError(
-        f"space[{name!r}] = {entry!r}: give a list of values, (low, high), (low, high, 'log'), (low, high, step), "
+        f"space[{name!r}] = {checks.shown(entry)}: give a list of values, (low, high), (low, high, 'log'), (low, high, step), "
         "or a distribution of Optuna"
     )
 

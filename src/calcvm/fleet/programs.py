@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calcvm import compiler
 from calcvm.graph import CalcGraph
+from calcvm.ops.optimizers import COMPUTED
 from calcvm.vm.program.program import Program
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Programs:
         for path, optimizer in optimizers.items():  # the first
             hyper = program.info["paths"][path]["hyper"]
             (slots,) = (facts["slots"] for facts in program.info["state"] if facts["symbol"] == hyper)
+            given = {k: v for k, v in optimizer.slots().items() if k not in COMPUTED and v != slots[k]}
             # an absent clipping is infinite in both, and equal
-            return program, {k: v for k, v in optimizer.slots().items() if v != slots[k] and math.isfinite(v)}
+            return program, {k: v for k, v in given.items() if math.isfinite(v)}
         return program, {}

@@ -42,13 +42,13 @@ def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str
     """The text of the equation for some subscripts, and its operands by name."""
     if not isinstance(subscripts, str):
         raise CalcError(f"einsum: subscripts are a text such as 'bi,io->bo', not {checks.shown(subscripts)}")
-    told = f"einsum: {subscripts!r}"
+    told = f"einsum: {checks.shown(subscripts)}"
     compact = subscripts.replace(" ", "")
     left, arrow, right = compact.partition("->")
     parts = left.split(",")
     for part in (*parts, right):
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part):
-            raise CalcError(f"{told}: {part!r} is not letters, with ... once at most")
+            raise CalcError(f"{told}: {checks.shown(part)} is not letters, with ... once at most")
     if len(parts) != len(operands):
         raise CalcError(f"{told} has {len(parts)} operands, but {len(operands)} are given")
     arrays = [
@@ -58,7 +58,7 @@ def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str
     for k, (part, v) in enumerate(zip(parts, arrays), 1):
         letters, rank = len(part.replace(DOTS, "")), len(v.shape)
         if rank < letters or (DOTS not in part and rank != letters):
-            raise ShapeError(f"{told}: operand {k} has {rank} axes, and {part!r} names {letters}")
+            raise ShapeError(f"{told}: operand {k} has {rank} axes, and {checks.shown(part)} names {letters}")
         wide.append(rank - letters)
     most = max((n for n, part in zip(wide, parts) if DOTS in part), default=0)
     out = right if arrow else (DOTS if DOTS in left else "") + _once(left)

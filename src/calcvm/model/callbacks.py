@@ -113,7 +113,8 @@ class _Watch(Callback):
     def __init__(self, figure: str | None, largest: bool | None, min_delta: float, first: object):
         what = type(self).__name__
         if isinstance(first, str):
-            raise CalcError(f"{what}({first!r}): give a figure by keyword: {what}(figure={first!r})")
+            first = checks.shown(first)
+            raise CalcError(f"{what}({first}): give a figure by keyword: {what}(figure={first})")
         self.figure = None if figure is None else checks.text(f"{what}: figure", figure, "val_loss")
         self.largest = None if largest is None else checks.flag(f"{what}: largest", largest)
         if self.figure is not None:

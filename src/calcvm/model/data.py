@@ -27,8 +27,7 @@ def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> 
     """A data set as an array, samples first (``whole`` : also an array without samples; ``column`` : of shape (n, 1))."""
     array = numbers(what, data)
     if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
-        hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
-        hint = f"; {what}.toarray() is one" if hasattr(data, "toarray") else hint
+        hint = f"; {what}.toarray() is one" if hasattr(data, "toarray") else ""
         hint = "; batches, one by one, are tuples (X, y)" if what == "y" and data is None else hint
         raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
     return array[:, None] if column and array.ndim == 1 else array
@@ -47,6 +46,16 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
             )
         return {name: samples(name, given[name], name in whole, name in columns) for name in names}
     if len(names) == 1:
+        kind = "target" if what.endswith("y") else "input"
+        only = f"the model's one {kind} is called {names[0]!r}: give the array itself"
+        if isinstance(given, Mapping):
+            raise CalcError(f"{what} is a mapping, and {only}")
+        if (
+            isinstance(given, (tuple, list))
+            and len(given) == 1
+            and getattr(given[0], "ndim", 0) == roles.ranks[names[0]]
+        ):
+            raise CalcError(f"{what} is a {type(given).__name__} of one array, and {only}")
         return {names[0]: samples(what, given, names[0] in whole, names[0] in columns)}
     if not names:
         if given is not None:

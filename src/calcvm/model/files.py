@@ -136,7 +136,7 @@ def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> tupl
     allowed = None if memory is None else parse_bytes(memory)
     if allowed is not None and program.heap_bytes > allowed:
         raise PlanError(
-            f"{archive.name}: its heap takes {program.heap_bytes:,} bytes, memory= allows {allowed:,}",
+            f"{archive.name}: its heap takes {program.heap_bytes:,} bytes, memory= allows {allowed:,}: raise memory=, or leave it out",
             program.heap_bytes,
             allowed,
         )

@@ -99,7 +99,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     batch_size : int, optional
         Maximum number of samples per step; default 32 (or a smaller ``learning_batch``), or with ``memory`` as many as that allows.
     learning_batch : int, optional
-        Samples per update, if more than ``batch_size``: gradients of several rounds are accumulated.
+        Samples per update of `fit` on arrays, if more than ``batch_size``: gradients of several rounds are accumulated.  `step` and
+        `run_steps` make an update per batch.
     target_shape : tuple of int, optional
         Shape of one target (default: the output's shape; for softmax_cross_entropy without the axis of classes: one label, or
         for images one per pixel).
@@ -288,6 +289,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     def step(self, x: Any = None, y: Any = None, *more: Any, path: str | None = None) -> float:
         """One training step on a batch of at most ``batch_size`` samples; returns its loss (None: the path names none).
 
+        It is one update, whatever ``learning_batch`` is.
         With several inputs or targets, or with weights, pass the arrays of the path's placeholders in the order of
         declaration; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
         are rejected.
@@ -321,7 +323,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     def run_steps(self, n: int, path: str | None = None) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).
 
-        Paths whose results the path reads run forward once, before the first step.
+        Each is one update of one batch, whatever ``learning_batch`` is.  Paths whose results the path reads run forward once,
+        before the first step.
         """
         n, path = checks.integer("run_steps: the number of steps", n), self.loaded.path(path)
         with self.record.change, self.record.turn.mine:
@@ -503,6 +506,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
     ) -> tuple[Stream, Arrays | None]:
         """A stream of batches, and the validation data."""
+        if self.learning_batch > self.batch_size:
+            raise CalcError(
+                f"learning_batch={self.learning_batch}: batches that come one by one are an update each: give arrays, or make the "
+                "model without learning_batch"
+            )
         for what, given in zip(("sample_weight", "class_weight", "check_finite"), others):
             if given is not None and given is not False:
                 raise CalcError(f"{what}: not possible with batches that come one by one: make it part of them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
@@ -25,6 +25,7 @@ class Roles:
     columns : those that accept data of shape (n,) as (n, 1).
     trained : the loss of learn, and its results that judge a model while it trains, with their names there.
     hint : the end of an error about too few inputs.
+    ranks : numbers of axes of the inputs and targets.
     """
 
     inputs: tuple[str, ...]
@@ -35,6 +36,7 @@ class Roles:
     whole: frozenset[str] = frozenset()
     columns: frozenset[str] = frozenset()
     hint: str = ""
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -64,7 +66,8 @@ class Roles:
             f": path {PREDICT!r} reads results of path {LEARN!r}, and needs all of its data, because minimize(...) of {LEARN!r} "
             "has no output="
         ) * (loaded.paths[LEARN]["output"] is None and LEARN in dict(loaded.before(PREDICT, ("forward",))))
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint)
+        ranks = {name: len(loaded.forms[name]) for name in (*inputs, *targets)}
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks)
 
     @property
     def weighted(self) -> bool:

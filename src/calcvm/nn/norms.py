@@ -44,7 +44,10 @@ class _Norm(Layer):
 
 @dataclass(repr=False, eq=False, kw_only=True)
 class BatchNorm(_Norm):
-    """Channels normalized over the batch in training, by running statistics otherwise: `calcvm.batch_norm`."""
+    """Channels normalized over the batch in training, by running statistics otherwise: `calcvm.batch_norm`.
+
+    A batch to train on has two values per channel or more; a last batch with one sample of one place is refused.
+    """
 
     momentum: float = 0.1
 

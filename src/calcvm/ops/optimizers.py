@@ -75,6 +75,13 @@ SLOTS = {
     "min_lr": Slot(),
     "warmup_steps": Slot(whole=True),
 }
+# Slots that each step computes from others, and what to set instead.
+COMPUTED = {
+    "lr_t": "learning_rate",
+    "step_size_t": "learning_rate",
+    "inv_sqrt_correction2_t": "beta2",
+    "clip_scale": "clip_norm",
+}
 SCHEDULE_SLOTS = {
     "constant": (),
     "step": ("step_size", "gamma"),

@@ -149,6 +149,7 @@ class SplitModel(Uncopied):
         path = whole.loaded.path(path)
         whole.loaded.training(path)
         arrays, batch = self._checked(path, PHASES, data)
+        whole.loaded.check_trains(path, batch)
         loss = whole.loaded.paths[path].get("loss")
 
         def step() -> Any:

@@ -11,7 +11,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
-from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
+from calcvm.ops.optimizers import COMPUTED, HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.slot import Slot, as_seen, cells_of, lasting_elems, shape_of
 from calcvm.vm.program.facts import MAX_SEED, Facts
@@ -34,6 +34,7 @@ class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one raises an error if the path's optimizer, schedule and clipping do not read it, or if the value is out of range.
+    Those that each step computes, such as ``hyper["lr_t"]``, are read by name; iteration leaves them out.
     """
 
     _instead = "copy dict(hyper)"
@@ -62,7 +63,9 @@ class Hyper(MutableMapping, Uncopied):
 
     def _checked(self, name: str, value: Any) -> float:
         known, what = self._model.loaded.hyper[self._path], f"hyperparameter {name!r}"
-        if name not in SLOTS:  # the program advances it
+        if name in COMPUTED:
+            raise CalcError(f"{what} is computed in each step: set {COMPUTED[name]!r}")
+        if name not in SLOTS and (name != "gamma_t" or "gamma" in known):  # the program advances it
             return checks.number(what, value)
         if name not in known:
             raise CalcError(
@@ -80,10 +83,10 @@ class Hyper(MutableMapping, Uncopied):
         raise CalcError(f"hyperparameter {name!r} cannot be removed; set it")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(HYPER_SLOTS)
+        return (name for name in HYPER_SLOTS if name not in COMPUTED)
 
     def __len__(self) -> int:
-        return len(HYPER_SLOTS)
+        return len(HYPER_SLOTS) - len(COMPUTED)
 
     def __repr__(self) -> str:
         return f"Hyper({dict(self)})"
@@ -91,11 +94,11 @@ class Hyper(MutableMapping, Uncopied):
     def _values(self, slot: Slot) -> np.ndarray:
         return slot.cells(self._symbol, (self._symbol.elems.b,))
 
-    @staticmethod
-    def _index(name: str) -> int:
+    def _index(self, name: str) -> int:
         if not isinstance(name, str) or name not in HYPER_SLOTS:
             hint = ": SGD's and RMSProp's momentum is beta1" if isinstance(name, str) and name == "momentum" else ""
-            raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {', '.join(HYPER_SLOTS)}")
+            known = ", ".join(self._model.loaded.hyper[self._path])
+            raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {known}")
         return HYPER_SLOTS.index(name)
 
 
@@ -156,7 +159,7 @@ class BaseModel:
     @property
     def loaded(self) -> Loaded:
         if self.record.loaded is None:
-            raise CalcError(f"model {self.name!r} is closed")
+            raise self.record.closed()
         return self.record.loaded
 
     @property
@@ -192,8 +195,10 @@ class BaseModel:
 
     @property
     def steps_done(self) -> int:
-        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
-        return int(self.hyper["t"])
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``."""
+        trained = (path for path, facts in self.loaded.paths.items() if facts["backward"])
+        with self.record.turn.mine:
+            return sum(int(Hyper(self, path)["t"]) for path in trained)
 
     @property
     def epochs_done(self) -> int:
@@ -441,9 +446,10 @@ class BaseModel:
         path = facts["path"]
         batch = self.record.ran.get((path, facts["phase"]))
         if batch is None:
+            instead = "take what model.run(inputs) returns, or " * (path == "predict")
             raise CalcError(
-                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
-                f"heap: call forward({path!r}) first"
+                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the heap, or only by predict, "
+                f"evaluate or fit, which keep no results there: {instead}set its data and call forward({path!r}) first"
             )
         return batch
 
@@ -595,6 +601,7 @@ class BaseModel:
     def optimize(self, path: str) -> None:
         """Update the parameters."""
         path = self.loaded.path(path)
+        self.loaded.training(path)
         with self.record.change, self.record.turn.mine:
             if path not in self.record.open:  # an accumulated gradient is part of the image
                 self._needs_forward(path)
@@ -610,16 +617,20 @@ class BaseModel:
         self._change(self.loaded.path(path), (phase,))
 
     def _change(self, path: str, phases: tuple[str, ...]) -> None:
+        if phases[0] not in FORWARD:
+            self.loaded.training(path)
         with self.record.change, self.record.turn.mine:
             self._run(path, phases)
 
     def step_on(self, data: Sequence[Any], path: str) -> float | None:
         """One training step on a batch: arrays for the placeholders of the path, in the order they were declared."""
+        self.loaded.training(path)
         names = self.loaded.feeds(path)
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
         batches = self.check_batch(arrays)
+        self._check_trains(path, batches)
         with self.record.change, self.record.turn.mine:
             self.place(arrays, batches)
             return self.run_whole(1, path)
@@ -637,9 +648,18 @@ class BaseModel:
         before = loaded.before(path, phases)
         changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
         with record.change if changes else record.turn.mine, record.turn.mine:
+            if "backward" in phases and loaded.least(path)[0] > 1:
+                self.heap.enter(record)  # takes note of compiled calls
+                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
             for other in before:
                 self._run(*other)
             self._run(path, phases, steps)
+
+    def _check_trains(self, path: str, batches: Mapping[str, int]) -> None:
+        """Check that a path can train with the batches in its placeholders."""
+        for name, batch in batches.items():
+            if self.loaded.has_samples(name):
+                self.loaded.check_trains(path, batch)
 
     def _needs_forward(self, path: str) -> int:
         """The batch of the path's last forward."""
@@ -660,6 +680,7 @@ class BaseModel:
             batch = record.ran.get((path, "forward"), self.program.batch_size)
         elif phases[0] == "backward":
             batch = self._needs_forward(path)
+            loaded.check_trains(path, batch)
             self._needs_arena(path)
             record.arena = None  # until it has completed
         else:

@@ -79,6 +79,9 @@ class Epoch:
         if not 1 <= learning <= batch:  # compiled code does not check it
             check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
+        for size, of in ((short * (n >= learning), learning), (rest, n)) if train else ():
+            if size:
+                loaded.check_trains(path, size, of)
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
         own = loaded.own_types
         symbols = {name: loaded.symbol(name) for name in (*data, *(outputs or ()))}

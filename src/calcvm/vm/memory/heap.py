@@ -170,7 +170,7 @@ class Heap(Uncopied):
                 return self._records[name]
             self._check_elsewhere(name)
             if name not in self.store:
-                raise CalcError(f"no model {name!r}; there are {some(self.names)}")
+                raise CalcError(f"no model {checks.shown(name)}; there are {some(self.names)}")
             found, image = self.store.get(name)
             where = f"{self.store!r}, model {name!r}"
             program = self.store.get_program(schema.check(DIGEST, found.get("program"), f"{where}: its program"))
@@ -362,7 +362,7 @@ class Heap(Uncopied):
         with self._lock:
             self._mend()
             if record.loaded is None:
-                raise CalcError(f"model {record.name!r} is closed")
+                raise record.closed()
             if record.lost:
                 raise CalcError(
                     f"model {record.name!r} was in use by another thread when this process was forked, so it is in an "
@@ -613,7 +613,7 @@ class Heap(Uncopied):
                 self._numbered += 1
             return number
         if not isinstance(name, str) or not name:
-            raise CalcError(f"a model's name is a non-empty text, not {name!r}")
+            raise CalcError(f"a model's name is a non-empty text, not {checks.shown(name)}")
         if name in self._records:
             raise CalcError(f"the heap has a model {name!r}: names differ; take heap[{name!r}] or another name")
         if name in self.store:

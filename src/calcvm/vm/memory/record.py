@@ -71,6 +71,12 @@ class Record:
         self.ran: dict[tuple[str, str], int] = {}
         self.arena: str | None = None
 
+    def closed(self) -> CalcError:
+        """The error of a call after the model's end."""
+        return CalcError(
+            f"model {self.name!r} is closed: load it from its file, open it from its store, or make another"
+        )
+
     @property
     def ready(self) -> Slot | None:
         """Its slot, unless a thread is about to take that."""

@@ -99,7 +99,7 @@ class MemoryStore(Uncopied):
         try:
             facts, kept = self._kept[name]
         except KeyError:
-            raise CalcError(f"the store has no model {name!r}") from None
+            raise CalcError(f"the store has no model {checks.shown(name)}") from None
         if image is None:
             image = memoryview(bytearray(kept))
         elif image.nbytes != kept.nbytes:
@@ -171,7 +171,7 @@ class FileStore(Uncopied):
 
     def __init__(self, folder: str | PathLike[str], durable: bool = True, *, read_only: bool = False):
         if not isinstance(folder, (str, os.PathLike)) or not str(folder):
-            raise CalcError(f"FileStore: {folder!r} is not the path of a folder")
+            raise CalcError(f"FileStore: {checks.shown(folder)} is not the path of a folder")
         self.folder = Path(folder).absolute()  # independent of later changes of the working directory
         self.durable = checks.flag("FileStore: durable", durable)
         self.read_only = checks.flag("FileStore: read_only", read_only)
@@ -340,7 +340,7 @@ class FileStore(Uncopied):
 
     def _path(self, name: str) -> Path:
         if not isinstance(name, str) or not name:
-            raise CalcError(f"a model's name is a non-empty text, not {name!r}")
+            raise CalcError(f"a model's name is a non-empty text, not {checks.shown(name)}")
         quoted = re.sub(r"^\.", "%2E", quote(name, safe="", errors="surrogatepass"))
         if len(quoted) > LONGEST_NAME:
             raise CalcError(

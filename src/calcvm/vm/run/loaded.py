@@ -11,13 +11,14 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ProgramError, Uncopied
+from calcvm.errors import CalcError, ProgramError, ShapeError, Uncopied
 from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.elementwise import CAST_ROW
 from calcvm.ops.losses import PROBABILITIES
 from calcvm.ops.optimizers import DECAY_ROW, Slot, slots_of
+from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import initializer
@@ -193,6 +194,27 @@ class Loaded(Uncopied):
         if not self.paths[name]["backward"]:
             raise CalcError(f"path {name!r} does not train; paths: {', '.join(self.paths)}")
         return self.paths[name]
+
+    @kept
+    def least(self, path: str) -> tuple[int, str, str]:
+        """The smallest batch that a path can train with, the layer that needs it, and why not a smaller one."""
+        program, found = self.program, (1, "", "")
+        for pc in (pc for span in self.round(path, *PHASES) for pc in range(*span)):
+            for text, says in (spec := program.spec(pc)).useful:
+                words = ((n, decode_row(spec, program.rows_for(n)[pc])[0]) for n in range(1, program.batch_size))
+                least = next((n for n, at in words if evaluate(text, at) >= 0), program.batch_size)
+                found = max(found, (least, program.labels[pc], says))
+        return found
+
+    def check_trains(self, path: str, batch: int, of: int = 0) -> None:
+        """Check that a path can train with a batch, which is the last one of ``of`` samples (0: the only one)."""
+        least, layer, says = self.least(path)
+        if batch < least:
+            where = f"the last batch, {batch} of {of} samples," if of else f"a batch of {batch}"
+            remedy = (
+                "take another batch_size, or leave out or add a sample" if of else f"train on {least} samples or more"
+            )
+            raise ShapeError(f"{layer}: in {where} {says}: {remedy}")
 
     @cached_property
     def hyper(self) -> dict[str, dict[str, Slot]]:
