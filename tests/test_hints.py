@@ -34,6 +34,7 @@ def variable() -> cv.Variable:
 def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every public one that has parameters of its own names; of methods those of what is made."""
     made = [model(), cv.Fleet("1 MiB", workers=1), cv.CalcGraph(), cv.Ensemble([model()]), cv.CalcGraph().path("learn")]
+    made += [made[1].results, made[0].plan, made[0].program, cv.History(), nn.Layer()]  # type: ignore[attr-defined]
     rooms = {
         cv: {*cv.__all__, *FUNCTIONS, "compile"},  # `from calcvm import *` leaves out what Python has too
         nn: nn.__all__, cv.init: [kind.__name__ for kind in cv.init.KINDS], zoo: zoo.__all__,
@@ -45,7 +46,8 @@ def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield f"{room.__name__}.{name}", value
     for thing in made:
         for name in dir(type(thing)):
-            if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(thing, name)):
+            of = inspect.getattr_static(thing, name)
+            if not name.startswith("_") and inspect.isfunction(of) and of.__module__.startswith("calcvm"):
                 yield f"{type(thing).__name__}.{name}", getattr(thing, name)
 
 
@@ -103,6 +105,12 @@ def test_the_tables_name_what_is_there() -> None:
             assert not hasattr(thing, name), name
             first = re.match(r"\w+", text)[0]
             assert first in ("cv", "what", "history") or hasattr(thing, first), text
+    handle = cv.Fleet("1 MiB", workers=1).add(model(), data=(X, Y), name="net")
+    for owner, thing in (("Handle", handle), ("Hyper", model().hyper), ("Ensemble", cv.Ensemble([model()]))):
+        for name, text in hints.NAMES[owner].items():
+            assert not hasattr(thing, name), name
+            if text.startswith(("handle.", "model.")):
+                eval(text, {"handle": handle, "model": model()})
     for name in hints.NAMES["calcvm.nn"]:
         assert not hasattr(nn, name) and not hasattr(cv, name)
     assert not any(hasattr(cv, name) for name in hints.NAMES["calcvm"])
@@ -110,6 +118,28 @@ def test_the_tables_name_what_is_there() -> None:
         assert not hasattr(variable(), name), name
         assert "." in text or "model" in text or "x[" in text or hasattr(variable(), text), text
     assert not any(hasattr(room, name) for name in hints.NONE_YET for room in (cv, nn, variable()))
+
+
+def test_a_sentence_is_said_of_the_callables_that_it_fits() -> None:
+    """Not of others, which list what they take."""
+    only: dict[str, str] = {
+        "activation": r"nn\.(Linear|Conv\w+)", "amsgrad": r"calcvm\.\w+", "betas": r"calcvm\.(Ada\w+|Lion)", "end_dim": r".*[Ff]latten",
+        "in_channels": r"nn\.Conv\w+", "in_features": r"nn\.Linear", "inplace": r"(nn|Layer)\.\w+", "num_features": r"nn\.\w*Norm\w*",
+        "return_indices": r".*[Pp]ool\w*", "sample_weight": r"\w+\.evaluate", "steps": r"\w+\.(evaluate|predict\w*)",
+        "target_shape": r"nn\.Reshape", "track_running_stats": r"nn\.BatchNorm", "validation_split": r"Model\.fit|calcvm\.explore",
+    }  # fmt: skip
+    found: dict[str, int] = dict.fromkeys(only, 0)
+    for name, function in callables():
+        for argument, fits in only.items():
+            known = parameters(function)
+            if known is None or argument in known or name in BASES:
+                continue
+            with pytest.raises(hints.UnknownArgument) as told:
+                function(**{argument: 1})
+            if any(said.rpartition("? ")[2] in str(told.value) for said in hints.ARGUMENTS[argument] if " " in said):
+                assert re.fullmatch(fits, re.sub("^calcvm.nn", "nn", name)), (name, argument)
+                found[argument] += 1
+    assert all(found.values()), found
 
 
 SAID: list[tuple[Callable[[], Any], str]] = [

@@ -107,7 +107,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numpy", "llvmlite"},
     ),
     "vm.memory": (
-        {"errors", "files", "checks", "ops", "system", "tables", "vm.program", "vm.run"},
+        {"errors", "files", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"},
         {"numpy", "typing_extensions"},
     ),
     "vm.calls": (
@@ -160,6 +160,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {
             "errors",
             "checks",
+            "hints",
             "ops",
             "graph",
             "lowering",
@@ -174,7 +175,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy"},
     ),
-    "ensemble": ({"errors", "checks", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
+    "ensemble": ({"errors", "checks", "hints", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
         {"errors", "files", "checks", "hints", "graph", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},

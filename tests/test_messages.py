@@ -323,7 +323,7 @@ MISTAKES = [
     ("fleet epochs", lambda: shared().fleet.fit(epochs=0, progress=False), C, "epochs must be an integer >= 1"),
     ("advance", lambda: shared().fleet.advance(-1), C, "epochs must be an integer >= 0"),
     ("advance names", lambda: shared().fleet.advance({"a": 1}), C, "a handle of the fleet is wanted, not 'a'"),
-    ("ensemble of a model", lambda: cv.Ensemble(shared().model), C, r"a list of models, such as \[model\], is wanted, not <Model"),
+    ("ensemble of a model", lambda: cv.Ensemble(shared().model), C, r"a list of models, such as \[model\] or fleet.results.best\(5\), is wanted, not <Model"),
     ("ensemble of numbers", lambda: cv.Ensemble([1, 2]), C, "model 0 of the ensemble: a model .* is wanted, not 1"),
     ("ensemble method", lambda: cv.Ensemble([shared().model], "median"), C, "method 'median' is unknown; take one of mean, vote"),
     ("ensemble weights", lambda: cv.Ensemble([shared().model], weights="a"), C, "weights 'a': give a number for each"),

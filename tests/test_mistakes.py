@@ -11,6 +11,7 @@ import calcvm as cv
 from calcvm import hints, nn
 
 N, A, C, S, W = hints.UnknownName, hints.UnknownArgument, cv.CalcError, cv.ShapeError, cv.CalcWarning
+JOIN = "evaluate, predict and validation take arrays, only fit takes batches, fit(batches): join them, np.concatenate([x for x, _ in batches])"
 # what was written, the error (None: it is accepted), and a part of the message
 MISTAKES: list[tuple[str, type | None, str]] = [
     # ---- names of layers
@@ -33,10 +34,12 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ("nn.BatchNorm(16)", A, "the input's sizes are known, write nn.BatchNorm()"),
     ("nn.BatchNorm(num_features=16)", A, "the sizes of the input are known: leave it out"),
     ("nn.BatchNorm(epsilon=1e-3)", A, "eps="),
-    ("nn.LayerNorm(8)", A, "the input's sizes are known, write nn.BatchNorm()"),
-    ("nn.LayerNorm((8,))", A, "the input's sizes are known, write nn.BatchNorm()"),
+    ("nn.BatchNorm(momentum=0.99)", W, "momentum is the new value's share: for Keras's 0.99 write 0.01"),
+    ("nn.BatchNorm(momentum=0.5)", None, ""),
+    ("nn.LayerNorm(8)", A, "the input's sizes are known, write nn.LayerNorm()"),
+    ("nn.LayerNorm((8,))", A, "the input's sizes are known, write nn.LayerNorm()"),
     ("nn.LayerNorm(normalized_shape=8)", A, "the sizes of the input are known: leave it out"),
-    ("nn.GroupNorm(4, 16)", A, "the input's sizes are known, write nn.BatchNorm()"),
+    ("nn.GroupNorm(4, 16)", A, "the input's sizes are known, write nn.GroupNorm(4)"),
     ("nn.GroupNorm(num_groups=4, num_channels=16)", A, "groups="),
     ("nn.InstanceNorm2d(16)", N, "nn.InstanceNorm"),
     ("nn.Dropout(p=0.3)", A, "rate="),
@@ -74,22 +77,22 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ("nn.Linear()", A, "PyTorch's nn.Linear(4, 8) is nn.Linear(8)"),
     ('nn.Linear(8, device="cuda")', A, "it is the model's: cv.Model(..., device=...)"),
     ("nn.Linear(8, input_shape=(4,))", A, "it is the model's: cv.Model(..., input_shape=(4,))"),
-    ("nn.Conv2d(3, 16, 3)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv2d(3, 16, (3, 3))", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv2d(3, 16, 3, 1, 1)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv2d(3, 16, kernel_size=3)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv2d(3, 16, kernel=3)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
+    ("nn.Conv2d(3, 16, 3)", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
+    ("nn.Conv2d(3, 16, (3, 3))", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
+    ("nn.Conv2d(3, 16, 3, 1, 1)", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
+    ("nn.Conv2d(3, 16, kernel_size=3)", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
+    ("nn.Conv2d(3, 16, kernel=3)", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
     ("nn.Conv2d(in_channels=3, out_channels=16, kernel_size=3)", A, "channels are those of the input: leave it out"),
     ("nn.Conv2d(filters=16, kernel_size=3)", A, "channels="),
-    ('nn.Conv2d(16, (3, 3), activation="relu")', A, "it is a separate layer: nn.Linear(8) >> nn.ReLU()"),
+    ('nn.Conv2d(16, (3, 3), activation="relu")', A, "it is a separate layer: nn.Conv2d(8, 3) >> nn.ReLU()"),
     ("nn.Conv2d(16, 3, strides=2)", A, "stride="),
     ('nn.Conv2d(16, 3, padding="same")', None, ""),
     ('nn.Conv2d(16, 3, data_format="channels_last")', A, "it is the model's: cv.Model(..., channels_last=True)"),
-    ("nn.Conv2d(16)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv1d(4, 8, 3)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.Conv3d(3, 16, 3)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.ConvTranspose2d(16, 8, 2, stride=2)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
-    ("nn.ConvTranspose2d(16, 8, 2, 2)", A, "PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"),
+    ("nn.Conv2d(16)", A, "PyTorch's nn.Conv2d(3, 16, 3) is nn.Conv2d(16, 3)"),
+    ("nn.Conv1d(4, 8, 3)", A, "PyTorch's nn.Conv1d(3, 16, 3) is nn.Conv1d(16, 3)"),
+    ("nn.Conv3d(3, 16, 3)", A, "PyTorch's nn.Conv3d(3, 16, 3) is nn.Conv3d(16, 3)"),
+    ("nn.ConvTranspose2d(16, 8, 2, stride=2)", A, "PyTorch's nn.ConvTranspose2d(3, 16, 3) is nn.ConvTranspose2d(16, 3)"),
+    ("nn.ConvTranspose2d(16, 8, 2, 2)", A, "PyTorch's nn.ConvTranspose2d(3, 16, 3) is nn.ConvTranspose2d(16, 3)"),
     # ---- networks
     ("nn.Sequential([nn.Linear(8), nn.ReLU()])", None, ""),
     ("nn.Sequential(nn.Linear, nn.ReLU)", C, "not the class Linear (write Linear(...))"),
@@ -222,6 +225,32 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ('made().get_layer("linear_1")', N, "parameters"),
     ("made().trainable = False", N, "nn.Linear(..., trainable=False) freezes"),
     ("made().coef_", N, "parameters"),
+    ("made().clone()", N, "did you mean copy?"),
+    ("made().run_steps(steps=3)", A, "did you mean n=?"),
+    ("made().run_steps(verbose=1)", A, "it prints nothing"),
+    ("made().summary(steps=3)", A, "it takes none"),
+    ("made().hyper()", A, "model.hyper(path)"),
+    ("made().hyper.learning_rate", N, 'did you mean model.hyper["learning_rate"]?'),
+    ("made().hyper.lr = 1e-3", N, 'did you mean model.hyper["learning_rate"]?'),
+    ("cv.Ensemble([made()]).fit(X, Y)", N, "fit of each model, before cv.Ensemble(models)"),
+    ("cv.Ensemble(fleet().handles)", C, "a list of models, such as [model] or fleet.results.best(5), is wanted"),
+    ("fleet().results.best(key='loss')", A, "did you mean by=?"),
+    ("fleet().results['net']", C, "results['net']: give a place or a slice; by its name it is fleet.handles['net']"),
+    ("fleet().handles['net'].predict(X)", N, "did you mean handle.model.predict?"),
+    ("fleet().handles['net']['predict']", C, "read handle.model.predict in place of ['predict']"),
+    ("fleet().handles['net'].stop(why='slow')", A, "it takes reason"),
+    ("split().fit(X, Y)", N, "did you mean step, on one batch after the other?"),
+    ("split().predict(X)", N, 'did you mean run("predict", X), on one batch?'),
+    ("split().hyper", N, "cv.SGD(0.1) of the graph, fixed by the plan"),
+    # ---- batches where arrays are wanted
+    *((line.format(data), C, JOIN) for data in ("BATCHES", "iter(BATCHES)", "Loader()") for line in (
+        "made().evaluate({})", "made().predict({})", "made().predict_classes({})", "made().fit(X, Y, validation={}, progress=False)",
+        "cv.Ensemble([made()]).predict({})", "fleet(validation={})",
+    )),
+    ("made().predict([x for x, _ in BATCHES])", S, JOIN),
+    ("made().fit(X, Y, validation=BATCHES[:2], progress=False)", S, JOIN),
+    ("made().fit(X, Y, validation=(X, Y, Y), progress=False)", C, "there are no sample weights in validation"),
+    ("made().predict([[1.0, 2.0], [1.0]])", S, "its rows differ in shape"),
     # ---- functions
     ('cv.load("nothing.calc")', cv.NoSuchFile, "cannot be read (No such file or directory): look at the path"),
     ('cv.load_model("nothing.calc")', N, "cv.load"),
@@ -255,6 +284,26 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ('cv.Model(graph(paths=("learn", "test")), batch_size=8)', C, "this has no path 'predict', but learn, test: rename one"),
     ("cv.Model(graph(output=False), batch_size=8).fit(X, X[:, :3], progress=False)", C, "because minimize(...) of 'learn' has no output="),
     ('cv.Model(graph(), batch_size=8, loss="mse")', C, "a custom graph has its loss already: leave it out"),
+    ("cv.Model(cv.CalcGraph())", C, "this has no paths: add them with g.path(name)"),
+    ('cv.CalcGraph().parameter("w", (None, 4))', S, "it has no batch: give a number for None, or leave None out"),
+    ('cv.CalcGraph().buffer("w", (None, 4))', S, "it has no batch: give a number for None, or leave None out"),
+    ("line(lambda x: cv.split(x, 2))", A, "give axis=, such as axis=1"),
+    ("line(lambda x: x.cumsum())", A, "give axis=, such as axis=1"),
+    ("line(lambda x: cv.cumsum(x, reverse=True))", A, "give axis=, such as axis=1"),
+    ("line(lambda x: cv.logcumsumexp(x))", A, "give axis=, such as axis=1"),
+    ("line(lambda x: cv.split(x, [2, 2, 2], axis=1))", S, "[2, 2, 2] are places of cuts, not sizes, and leave a part without elements: for parts of these sizes write [2, 4]"),
+    ("line(lambda x: cv.split(x, [4, 2], axis=1))", S, "for parts of these sizes write [4]"),
+    ("line(lambda x: cv.split(x, [0, 3], axis=1))", S, "leave a part without elements"),
+    ("line(lambda x: cv.split(x, [2, 4], axis=1)[0])", None, ""),
+    ("line(lambda x: cv.softmax(x, axis=0))", S, "softmax runs over the last axis, or axis 1: transpose first"),
+    ("line(lambda x: cv.log_softmax(x, axis=5))", S, "softmax runs over the last axis, or axis 1: there are 2 dimensions"),
+    ("line(lambda x: cv.clip(x, None, 2))", C, "lo=None is not allowed (the least value; for hi alone write cv.minimum(x, hi))"),
+    ("line(lambda x: cv.clip(x, 0.5, None))", C, "for lo alone write cv.maximum(x, lo)"),
+    ("line(lambda x: cv.transpose(x, (0, -3)))", S, "axes (0, -3) are not a permutation"),
+    ('line(lambda x: cv.relu(x, name="a"))', A, 'y.rename("name") names a result'),
+    ("Own(lambda layer, x: layer.parameter('a', (4,))).build(line(), 'own', True)", A, "Own.parameter takes (x, name, shape, init)"),
+    ("Own(lambda layer, x: layer.parameter('a', x, (4,))).build(line(), 'own', True)", C, 'its input first, self.parameter(x, "name", shape), is wanted, not \'a\''),
+    ("Own(lambda layer, x: layer.buffer('a', x, (4,))).build(line(), 'own', True)", C, 'its input first, self.buffer(x, "name", shape)'),
     ("cv.compile(graph())", cv.PlanError, "how large may a batch be?"),
     ("cv.plan(nn.Linear(3), batch_size=8)", C, "a graph (cv.CalcGraph, cv.build_graph) is wanted"),
     ("cv.compile(nn.Linear(3), batch_size=8)", C, "a graph (cv.CalcGraph, cv.build_graph) is wanted"),
@@ -267,6 +316,44 @@ X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 Y = np.arange(40) % 3
 I = np.random.default_rng(0).standard_normal((8, 3, 12, 12)).astype("float32")  # noqa: E741
 L = np.arange(8) % 3
+BATCHES = [(X[:16], Y[:16]), (X[16:32], Y[16:32]), (X[32:], Y[32:])]
+
+
+class Loader:
+    """As PyTorch's: it has batches and a length, and takes no places."""
+
+    def __iter__(self) -> Any:
+        return iter(BATCHES)
+
+    def __len__(self) -> int:
+        return len(BATCHES)
+
+
+class Own(nn.Layer):
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def build(self, x: Any, scope: str, training: bool) -> Any:
+        return x * self._make(self, x)
+
+
+def line(of: Any = lambda x: x) -> Any:
+    """A function of a variable (B, 6), in a path."""
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 6))
+    g.path("line").__enter__()
+    return of(x)
+
+
+def fleet(**options: Any) -> cv.Fleet:
+    f = cv.Fleet("1 MiB", workers=1)
+    f.add(nn.Linear(3), data=(X, Y), name="net", input_shape=(4,), optimizer=cv.SGD(0.1), batch_size=8, **options)
+    return f
+
+
+def split() -> cv.SplitModel:
+    devices = [cv.Processor(name, memory="1 MiB") for name in "ab"]
+    return cv.SplitModel(cv.plan_devices(cv.build_graph(nn.Linear(3), (4,), "mse", cv.SGD(0.1)), devices, batch_size=8))
 
 
 def made(net: Any = None, **options: Any) -> cv.Model:

@@ -22,6 +22,15 @@ ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def test_extras_are_those_that_a_package_offers() -> None:
+    """Which `calcvm info` lists."""
+    offered = (
+        (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    )
+    table = (ROOT / "README.md").read_text().partition("## Extras")[2].partition("\nThe command")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == re.findall(r"^(\w+) = \[", offered, re.MULTILINE)
+
+
 def blocks(text: str) -> Iterator[tuple[int, str, re.Match[str] | None]]:
     """(line, code, the text block directly after it or None) of each Python block."""
     fences = list(FENCE.finditer(text))

@@ -145,8 +145,10 @@ def items(what: str, value: Any, wanted: str) -> list[Any]:
     raise CalcError(f"{what}: {wanted} is wanted, not {called(value)}")
 
 
-def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[Any, ...]:
-    """A shape: integers, and, with ``batch``, None for the batch."""
+def sizes(
+    what: str, shape: Any, *, batch: bool = False, low: int = 1, no_batch: str = "the batch is added to it"
+) -> tuple[Any, ...]:
+    """A shape: integers, and, with ``batch``, None for the batch; else ``no_batch`` says why there is no None."""
     try:
         shape = tuple(items(what, shape, "a tuple of sizes"))
     except CalcError:
@@ -159,6 +161,6 @@ def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[
         elif is_integer(size) and low <= operator.index(plain(size)) <= LARGEST:
             out.append(operator.index(plain(size)))
         else:
-            why = "the batch is added to it" if size is None else f"{shown(size)} is no size"
+            why = no_batch if size is None else f"{shown(size)} is no size"
             raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}: {why}")
     return tuple(out)

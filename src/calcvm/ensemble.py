@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError, ShapeError
 from calcvm.fleet import Handle
 from calcvm.model import CalcHeap, Model
@@ -21,6 +21,7 @@ from calcvm.vm.program.program import Program
 METHODS = ("mean", "vote")
 
 
+@hints.names_of_others
 class Ensemble:
     """Models with the same inputs and outputs that predict together.
 
@@ -52,7 +53,7 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[Model | Handle], method: str = "mean", weights: Sequence[float] | None = None):
-        given = checks.items("an ensemble", models, "a list of models, such as [model],")
+        given = checks.items("an ensemble", models, "a list of models, such as [model] or fleet.results.best(5),")
         self.models = [model.model if isinstance(model, Handle) else model for model in given]
         self.method = checks.choice("method", method, METHODS)
         for i, model in enumerate(self.models):

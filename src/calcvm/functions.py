@@ -7,7 +7,7 @@ reference (``docs/operators.md``, generated from the table) has the equations an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -329,7 +329,7 @@ def min(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable:  # n
     return _reduce("min", x, axis, keepdims, blocks=1)
 
 
-def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
+def cumsum(x: Variable, axis: int, reverse: bool = False) -> Variable:
     """Cumulative sum along an axis; ``reverse``: from each element to the last.
 
     Parameters
@@ -342,7 +342,7 @@ def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
     >>> g = cv.CalcGraph()
     >>> x = g.constant("x", [1.0, 2.0, 3.0])
     >>> with g.path("sums") as sums:
-    ...     y = cv.cumsum(x, reverse=True)
+    ...     y = cv.cumsum(x, axis=0, reverse=True)
     >>> sums.evaluate({})[y.name]
     array([6., 5., 3.])
     """
@@ -354,7 +354,7 @@ def logsumexp(x: Reduced, axis: Axes = None, keepdims: bool = False) -> Variable
     return _reduce("logsumexp", x, axis, keepdims, blocks=1)
 
 
-def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
+def logcumsumexp(x: Variable, axis: int) -> Variable:
     """Cumulative logsumexp along an axis, without overflow; -inf up to the first element that is not -inf.
 
     Parameters
@@ -368,7 +368,7 @@ def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
     >>> g = cv.CalcGraph()
     >>> x = g.constant("x", [1000.0, 1000.0, -1000.0])
     >>> with g.path("sums") as sums:
-    ...     y = cv.logcumsumexp(x)
+    ...     y = cv.logcumsumexp(x, axis=0)
     >>> sums.evaluate({})[y.name].round(3)
     array([1000.   , 1000.693, 1000.693])
     """
@@ -495,7 +495,10 @@ def stop_gradient(x: Variable) -> Variable:
 
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
     """x with its axes in another order (default reversed)."""
-    return apply("transpose", x, axes=None if axes is None else _axes("transpose: axes", axes))
+    if axes is not None:
+        rank = x.rank if isinstance(x, Variable) else 0
+        axes = tuple(a + rank if -rank <= a < 0 else a for a in _axes("transpose: axes", axes))
+    return apply("transpose", x, axes=axes)
 
 
 def channels_last(x: Variable) -> Variable:
@@ -533,8 +536,11 @@ def _listed(name: str, variables: Any) -> list[Variable]:
     return list(variables)
 
 
-def split(x: Variable, sections: int | Sequence[int], axis: int = -1) -> list[Variable]:
-    """Parts of x along an axis that is not the batch: so many equal ones, or cut before the given places, as in NumPy."""
+def split(x: Variable, sections: int | Sequence[int], axis: int) -> list[Variable]:
+    """Parts of x along an axis that is not the batch: so many equal ones, or cut before the given places, as in NumPy.
+
+    No part may be without elements, so that PyTorch's list of sizes is refused.
+    """
     checks.one_of("split", x, Variable, "a variable")
     (axis,) = _chosen("split", x, checks.integer("split: axis", axis, -64), x.rank)
     n, before = x.shape[axis], (None,) * axis
@@ -542,11 +548,17 @@ def split(x: Variable, sections: int | Sequence[int], axis: int = -1) -> list[Va
         raise ShapeError(f"split of {x}: axis {axis} is the batch, which cannot be cut")
     if checks.is_integer(sections):
         size, rest = divmod(n.b, checks.integer("split: sections", sections))
-        if rest:
+        if rest or not size:
             raise ShapeError(f"split of {x}: the {n.b} elements of axis {axis} do not make {sections} equal parts")
         sections = range(size, n.b, size)
     given = checks.items("split: sections", sections, "a number of parts, or a list of places,")
     cuts = [0, *(checks.integer("split: sections", at, 0, n.b) for at in given), n.b]
+    if not all(start < stop for start, stop in pairwise(cuts)):
+        sizes = [*accumulate(cuts[1:-1])]
+        instead = f": for parts of these sizes write {sizes[:-1]}" if sizes[-1:] == [n.b] and 0 not in given else ""
+        raise ShapeError(
+            f"split of {x}: {cuts[1:-1]} are places of cuts, not sizes, and leave a part without elements{instead}"
+        )
     return [slice(x, (*before, start), (*before, stop)) for start, stop in pairwise(cuts)]
 
 

@@ -187,7 +187,7 @@ class Variable(Answering):
         def std(
             self, axis: int | Sequence[int] | None = None, correction: int = 0, keepdims: bool = False
         ) -> Variable: ...
-        def cumsum(self, axis: int = -1, reverse: bool = False) -> Variable: ...
+        def cumsum(self, axis: int, reverse: bool = False) -> Variable: ...
         def flatten(self) -> Variable: ...
         def astype(self, dtype: Any) -> Variable: ...
 
@@ -373,6 +373,7 @@ REFLECTED = {
     "not_equal": "__ne__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
 }  # fmt: skip
 HUGE = 2**1000  # still fits a float
+OWN_SIZES = "it has no batch: give a number for None, or leave None out"
 _TENSOR = (Variable, np.ndarray, Traced)
 Operand = Variable | np.ndarray | Traced | float
 
@@ -832,7 +833,7 @@ class CalcGraph(Answering):
         from calcvm.optim import regularizer_of
 
         what = f"parameter {name!r}"
-        sizes = checks.sizes(f"{what}: shape", shape)
+        sizes = checks.sizes(f"{what}: shape", shape, no_batch=OWN_SIZES)
         trainable = checks.flag(f"{what}: trainable", trainable)
         init, regularizer = initializer_of(what, init, sizes), regularizer_of(what, regularizer)
         return self._add(name, "parameter", shape_of(sizes), init=init, regularizer=regularizer, trainable=trainable)
@@ -850,7 +851,7 @@ class CalcGraph(Answering):
         from calcvm.init import initializer_of
 
         what = f"buffer {name!r}"
-        sizes = checks.sizes(f"{what}: shape", shape)
+        sizes = checks.sizes(f"{what}: shape", shape, no_batch=OWN_SIZES)
         return self._add(name, "buffer", shape_of(sizes), init=initializer_of(what, init, sizes))
 
     def parameters(self, prefix: str = "") -> list[Variable]:

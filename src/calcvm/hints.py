@@ -28,16 +28,17 @@ class ReadOnly(CalcError, AttributeError):
     """A read-only attribute cannot be set."""
 
 
-# Names of arguments in other libraries: our names, of which the function has one, or (with a blank) the end of a sentence.
+# Names of arguments in other libraries: our names, of which the function has one, or (with a blank) the end of a sentence, after the
+# pattern of the callables that it fits.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "activation": ("it is a separate layer: nn.Linear(8) >> nn.ReLU()",),
+    "activation": ("Linear? it is a separate layer: nn.Linear(8) >> nn.ReLU()", "Conv? it is a separate layer: nn.Conv2d(8, 3) >> nn.ReLU()"),
     "alpha": ("learning_rate",),
     "batch": ("batch_size",),
     "batch_size": ("it is the model's: cv.Model(..., batch_size=32)",),
-    "amsgrad": ("calcvm has no AMSGrad: leave it out",),
+    "amsgrad": ("[.]optim[.]? calcvm has no AMSGrad: leave it out",),
     "beta_1": ("beta1",),
     "beta_2": ("beta2",),
-    "betas": ("they are two: beta1= and beta2=",),
+    "betas": ("optim[.](Ada|Lion)? they are two: beta1= and beta2=",),
     "bias_initializer": ("bias_init",),
     "callback": ("callbacks",),
     "ceil_mode": ("padding",),
@@ -52,13 +53,13 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "ddof": ("correction",),
     "decay": ("weight_decay", "schedule"),
     "exclude_from_weight_decay": ("no_decay",),
-    "data_format": ("it is the model's: cv.Model(..., channels_last=True)",),
+    "data_format": ("[.]nn[.]|images? it is the model's: cv.Model(..., channels_last=True)",),
     "decay_rate": ("gamma",),
     "decay_steps": ("total_steps", "step_size"),
     "device": ("it is the model's: cv.Model(..., device=...)",),
     "dtype": ("it is the model's: cv.Model(..., dtype=...)",),
-    "end_dim": ("each sample is flattened whole: leave it out",),
-    "start_dim": ("each sample is flattened whole: leave it out",),
+    "end_dim": ("[Ff]latten? each sample is flattened whole: leave it out",),
+    "start_dim": ("[Ff]latten? each sample is flattened whole: leave it out",),
     "eta_min": ("min_lr",),
     "dim": ("axis",),
     "dims": ("axes", "axis"),
@@ -69,24 +70,25 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "indices_or_sections": ("sections",),
     "ignore_class": ("ignore_index",),
     "keepdim": ("keepdims",),
+    "key": ("by",),
     "dilation_rate": ("dilation",),
     "early_stopping": ("patience",),
     "epsilon": ("eps",),
     "factors": ("rates",),
     "filters": ("channels",),
     "out_channels": ("channels",),
-    "in_channels": ("channels are those of the input: leave it out",),
-    "in_features": ("the sizes of the input are known: leave it out, nn.Linear(units)",),
-    "input_dim": ("input_shape", "the sizes of the input are known: leave it out, nn.Linear(units)"),
-    "input_size": ("input_shape", "the sizes of the input are known: leave it out, nn.Linear(units)"),
-    "num_features": ("the sizes of the input are known: leave it out",),
-    "normalized_shape": ("the sizes of the input are known: leave it out",),
+    "in_channels": ("Conv? channels are those of the input: leave it out",),
+    "in_features": ("Linear? the sizes of the input are known: leave it out, nn.Linear(units)",),
+    "input_dim": ("input_shape", "Linear? the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "input_size": ("input_shape", "Linear? the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "num_features": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
+    "normalized_shape": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "input_shape": ("it is the model's: cv.Model(..., input_shape=(4,))",),
     "out_features": ("units",),
     "output_dim": ("units",),
-    "gamma": ("factor", "rate"),
+    "gamma": ("factor",),
     "initial_learning_rate": ("learning_rate",),
-    "inplace": ("the planner decides it: leave it out",),
+    "inplace": ("[.]nn[.]? the planner decides it: leave it out",),
     "inputs": ("X", "x", "net"),
     "layers": ("net",),
     "outputs": ("net", "out"),
@@ -113,9 +115,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "mode": ("largest",),
     "monitor": ("figure",),
     "min_lr": ("min_rate",),
-    "name": ("layers are named by their kind and order, such as linear_1: leave it out",),
+    "name": ("[.]nn[.]? layers are named by their kind and order, such as linear_1: leave it out", '[.](functions|images)[.]? y.rename("name") names a result'),
     "norm_type": ("p",),
-    "num_channels": ("the sizes of the input are known: leave it out",),
+    "num_channels": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "num_groups": ("groups",),
     "num_parameters": ("per_channel",),
     "n_jobs": ("workers",),
@@ -129,46 +131,49 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "optimiser": ("optimizer",),
     "output_size": ("size",),
     "p": ("rate",),
-    "params": ("the parameters are the model's: cv.Model(net, ..., optimizer=cv.Adam(1e-3))",),
+    "params": ("[.]optim[.]? the parameters are the model's: cv.Model(net, ..., optimizer=cv.Adam(1e-3))",),
     "prob": ("rate",),
     "random_state": ("seed",),
     "restore_best_weights": ("keep_best",),
     "save_best_only": ("keep_best",),
-    "return_indices": ("calcvm returns none: leave it out",),
+    "return_indices": ("[Pp]ool? calcvm returns none: leave it out",),
     "rho": ("alpha",),
     "scale": ("affine",),
     "scale_factor": ("scale",),
     "seed": ("it is the model's: cv.Model(..., seed=0)",),
-    "sample_weight": ("evaluation has no weights: leave it out",),
-    "steps": ("steps_per_epoch", "all samples are taken: leave it out"),
+    "sample_weight": ("evaluate? evaluation has no weights: leave it out",),
+    "steps": ("steps_per_epoch", "n", "evaluate|predict? all samples are taken: leave it out"),
     "T_0": ("period",),
     "T_max": ("total_steps",),
     "T_mult": ("factor",),
-    "target_shape": ("the sizes come one by one: nn.Reshape(8, 8)",),
+    "target_shape": ("[.]nn[.].*Reshape? the sizes come one by one: nn.Reshape(8, 8)",),
     "threshold": ("min_delta",),
-    "track_running_stats": ("they are kept: leave it out",),
+    "track_running_stats": ("BatchNorm? they are kept: leave it out",),
     "rounds": ("epochs",),
     "strides": ("stride",),
     "use_bias": ("bias",),
     "validation_data": ("validation",),
     "val_data": ("validation",),
     "eval_set": ("validation",),
-    "validation_split": ("validation=0.2 holds a share of the samples out",),
-    "validation_fraction": ("validation=0.2 holds a share of the samples out",),
-    "val_split": ("validation=0.2 holds a share of the samples out",),
+    "validation_split": ("Model.fit|explore? validation=0.2 holds a share of the samples out",),
+    "validation_fraction": ("Model.fit|explore? validation=0.2 holds a share of the samples out",),
+    "val_split": ("Model.fit|explore? validation=0.2 holds a share of the samples out",),
     "verbose": ("progress", "it prints nothing: leave it out"),
     "weights": ("sample_weight",),
     "weighted_metrics": ("metrics",),
 }  # fmt: skip
 
 # What to write instead of arguments in the order of other libraries, by the callable's name without a number of axes.
-_CONV = "the input's channels are known, PyTorch's nn.Conv2d(3, 16, 3, 1) is nn.Conv2d(16, 3, stride=1)"
-_NORM = "the input's sizes are known, write nn.BatchNorm(), nn.LayerNorm(), nn.GroupNorm(4)"
+_CONV = "the input's channels are known, PyTorch's nn.{0}(3, 16, 3) is nn.{0}(16, 3); a stride comes by name, stride=2"
+_NORM = "the input's sizes are known, write nn.{0}()"
+_AXIS = "give axis=, such as axis=1: NumPy's default is the batch, or all axes"
 CALLS = {
     "Activation": "take the layer of its name, such as nn.ReLU()", "Conv": _CONV, "ConvTranspose": _CONV,
+    "Hyper.__call__": 'model.hyper["learning_rate"] is of path learn, model.hyper(path)["learning_rate"] of another',
     "Linear": "the input's size is known, PyTorch's nn.Linear(4, 8) is nn.Linear(8); an activation is a layer, nn.Linear(8) >> nn.ReLU()",
     "Model.fit": "epochs are given by name, fit(X, y, epochs=10), and the batch size to the model, cv.Model(..., batch_size=32)",
-    "BatchNorm": _NORM, "GroupNorm": _NORM, "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
+    "split": _AXIS, "cumsum": _AXIS, "logcumsumexp": _AXIS,
+    "BatchNorm": _NORM, "GroupNorm": "the input's sizes are known, write nn.GroupNorm(4)", "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
 }  # fmt: skip
 
 # Names of losses and metrics in other libraries, without case, blanks and "loss": ours.
@@ -236,7 +241,13 @@ NAMES: dict[str, dict[str, str]] = {
         "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
         "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load", "resident": "parameters, step and others of the model itself",
         "get_layer": "parameters", "trainable": "parameters, which nn.Linear(..., trainable=False) freezes", "coef_": "parameters",
-        "intercept_": "parameters", "classes_": "predict_classes", "metrics_names": "roles",
+        "intercept_": "parameters", "classes_": "predict_classes", "metrics_names": "roles", "clone": "copy",
+    },
+    "Ensemble": dict.fromkeys("compile fit step train".split(), "fit of each model, before cv.Ensemble(models)"),
+    "SplitModel": {
+        **dict.fromkeys("fit train train_on_batch".split(), "step, on one batch after the other"),
+        **dict.fromkeys("predict predict_classes predict_proba".split(), 'run("predict", X), on one batch'),
+        "evaluate": 'run("predict", X, y), on one batch', "save": "state", "hyper": "cv.SGD(0.1) of the graph, fixed by the plan",
     },
     "Layer": {
         **dict.fromkeys("add append extend".split(), "nn.Linear(8) >> nn.ReLU(), or a list"),
@@ -262,7 +273,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "CalcHeap": {"load": "heap.create(program)", "resident": "heap.latest", "copy": "model.copy(name)", "commit": "model.commit()",
                  "remove": "model.close()"},
-    "Handle": {"bytes": "nbytes", "epochs": "epochs_done"},
+    "Handle": {"bytes": "nbytes", "epochs": "epochs_done", "fit": "fleet.fit, which trains all models", **{name: f"handle.model.{name}" for name in (
+        "copy", "evaluate", "get_weights", "hyper", "parameters", "predict", "predict_classes", "predict_proba", "save", "summary", "to_python",
+    )}},
     "Plan": {"again": "recomputed"},
     "Trial": {"rounds": "epochs"},
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
@@ -283,7 +296,8 @@ NONE_YET = {
 }  # fmt: skip
 
 
-METHODS = ("CalcGraph", "Ensemble", "Fleet", "Model", "Path", "Variable")  # methods called with arguments by name
+# classes with hints also in methods
+METHODS = "CalcGraph Ensemble Fleet Handle History Layer Model Path Plan Program Results Variable".split()
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
@@ -400,10 +414,12 @@ def _wrong_call(
     kinds = {name: p.kind for name, p in signature.parameters.items() if name != "self"}
     names = [name for name, kind in kinds.items() if kind in (_PLACED, inspect.Parameter.KEYWORD_ONLY)]
     placed = [name for name in names if kinds[name] is _PLACED]
-    order = CALLS.get(what.rstrip("123d"), "")
+    order, place = CALLS.get(what.rstrip("123d"), "").format(what), f"{function.__module__}.{what}"
     for name in () if inspect.Parameter.VAR_KEYWORD in kinds.values() else options:
         if name not in names:
-            meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
+            said = (m.rpartition("? ") for m in ARGUMENTS.get(name, ()))
+            fits = (m for where, _, m in said if m in names or (" " in m and re.search(where, place)))
+            meant = next(fits, "") or close_to(name, names)
             if order and meant in placed[: len(args) - ("self" in signature.parameters)]:
                 why = f"{name} is a second value of {meant}"
                 break

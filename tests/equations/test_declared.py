@@ -263,9 +263,12 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
 
 CALLS: dict[str, tuple[Any, Any]] = {
     "cumsum": (lambda x: cv.cumsum(x, 1), lambda x: x.cumsum(1)),
-    "cumsum of the last, from behind": (lambda x: cv.cumsum(x, reverse=True), lambda x: x.flip(-1).cumsum(-1).flip(-1)),
+    "cumsum of the last, from behind": (
+        lambda x: cv.cumsum(x, -1, reverse=True),
+        lambda x: x.flip(-1).cumsum(-1).flip(-1),
+    ),
     "cumsum of the batch": (lambda x: cv.cumsum(x, axis=0), lambda x: x.cumsum(0)),
-    "logcumsumexp": (lambda x: cv.logcumsumexp(x), lambda x: x.logcumsumexp(-1)),
+    "logcumsumexp": (lambda x: cv.logcumsumexp(x, -1), lambda x: x.logcumsumexp(-1)),
     "logcumsumexp of the first": (lambda x: cv.logcumsumexp(x, 1), lambda x: x.logcumsumexp(1)),
     "logcumsumexp of the batch": (lambda x: cv.logcumsumexp(x, axis=0), lambda x: x.logcumsumexp(0)),
     "logsumexp": (lambda x: cv.logsumexp(x, (1, 2)), lambda x: x.logsumexp((1, 2))),
@@ -374,7 +377,7 @@ def test_integers_are_summed_as_floats() -> None:
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 3), "int64")
     with g.path("look") as look:
-        y = look.output = cv.cumsum(x).rename("found")
+        y = look.output = cv.cumsum(x, 1).rename("found")
     assert y.type == "float"
     model = cv.CalcHeap("1 MiB").create(cv.compile(g, batch_size=2))
     model["x"] = [[1, 2, 3], [-4, 5, 6]]
@@ -398,7 +401,7 @@ def test_along_axes_of_images_as_users_see_them() -> None:
     [
         (lambda x: cv.cumsum(x, 2), "axis 2 does not fit shape (B, 3)"),
         (lambda x: cv.cumsum(x, -3), "axis -3 does not fit shape (B, 3)"),
-        (lambda x: cv.cumsum(x, reverse=1), "cumsum: reverse"),
+        (lambda x: cv.cumsum(x, 1, reverse=1), "cumsum: reverse"),
         (lambda x: cv.logcumsumexp(x, 2), "axis 2 does not fit shape (B, 3)"),
         (lambda x: cv.var(x, (0, 2)), "axis (0, 2) is outside 2 dimensions"),
         (lambda x: cv.var(x, correction=-1), "var: correction must be an integer"),

@@ -139,7 +139,9 @@ class Handle(Uncopied):
 
     def __getitem__(self, name: Any) -> NoReturn:
         told = f"figures[{name!r}]" if str(name) in self.figures else hints.NAMES["Handle"].get(str(name), name)
-        raise CalcError(f"a handle has attributes: read handle.{told} in place of [{checks.shown(name)}]")
+        raise CalcError(
+            f"a handle has attributes: read handle.{told.removeprefix('handle.')} in place of [{checks.shown(name)}]"
+        )
 
     @property
     def kept(self) -> int | None:

@@ -32,6 +32,8 @@ class Results(Table, Sequence, Uncopied):
     @overload
     def __getitem__(self, i: slice) -> list[Handle]: ...
     def __getitem__(self, i: int | slice) -> Any:
+        if not (isinstance(i, slice) or checks.is_integer(i)):
+            raise CalcError(f"results[{i!r}]: give a place or a slice; by its name it is fleet.handles[{i!r}]")
         return [*self._handles.values()][i]
 
     def __iter__(self) -> Iterator[Handle]:

@@ -370,8 +370,10 @@ class affine:
 
 @elementwise(
     onnx="Clip",
-    lo=Real(None, "the least value"),
-    hi=Real(None, "the largest value; if it is below ``lo``, all values become it"),
+    lo=Real(None, "the least value; for hi alone write cv.minimum(x, hi)"),
+    hi=Real(
+        None, "the largest value; if it is below ``lo``, all values become it; for lo alone write cv.maximum(x, lo)"
+    ),
     cases=({"lo": -1.0, "hi": 0.5}, {"lo": 0.0, "hi": 6.0}),
     source="NaN stays; at the bounds the derivative is 1, as in PyTorch",
 )

@@ -13,7 +13,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.totals import Totals
-from calcvm.vm.run.feeds import numbers, numeric, outside
+from calcvm.vm.run.feeds import numbers, numeric, of_batches, outside
 
 Arrays = dict[str, np.ndarray]
 
@@ -29,7 +29,7 @@ def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> 
     if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
         hint = f"; {what}.toarray() is one" if hasattr(data, "toarray") else ""
         hint = "; batches, one by one, are tuples (X, y)" if what == "y" and data is None else hint
-        raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
+        raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint or of_batches(data)}")
     return array[:, None] if column and array.ndim == 1 else array
 
 
@@ -63,7 +63,8 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
         return {}
     if not isinstance(given, (tuple, list)) or len(given) != len(names):
         n = f"{type(given).__name__} of {len(given)}" if isinstance(given, (tuple, list)) else checks.called(given)
-        raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}{roles.hint}")
+        hint = roles.hint or of_batches(given)
+        raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}{hint}")
     return {name: samples(name, array, name in whole, name in columns) for name, array in zip(names, given)}
 
 
@@ -165,10 +166,11 @@ def held_out(validation: Any, roles: Roles) -> Arrays:
         return by_name("validation X", roles.inputs, validation[0] if alone else validation, roles)
     if not isinstance(validation, (tuple, list)) or len(validation) != 2:
         n = f"a {type(validation).__name__} of {len(validation)}" if isinstance(validation, (tuple, list)) else None
+        weighs = n and len(validation) == 3 and not isinstance(validation[0], (tuple, list))
         raise CalcError(
             "validation: (X, y) or a share of the samples such as 0.2 is wanted, not "
             f"{n or checks.called(validation)}"
-            + (": there are no sample weights in validation" if n and len(validation) == 3 else "")
+            + (": there are no sample weights in validation" if weighs else of_batches(validation))
         )
     X, y = validation
     return {**by_name("validation X", roles.inputs, X, roles), **by_name("validation y", roles.labels, y, roles)}

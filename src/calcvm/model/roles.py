@@ -43,9 +43,10 @@ class Roles:
         """The roles in a program (CalcError: it has no such paths)."""
         missing = [path for path in (LEARN, PREDICT) if path not in loaded.paths]
         if missing:
+            there = f"no path {missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
             raise CalcError(
-                f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has no path "
-                f"{missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
+                f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has "
+                f"{there if loaded.paths else 'no paths: add them with g.path(name)'}"
             )
         trained = {str(loaded.training(LEARN)["loss"]): "loss"}
         trained |= {

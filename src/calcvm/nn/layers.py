@@ -53,15 +53,14 @@ def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
 _owners: WeakKeyDictionary[Path, dict[str, Layer]] = WeakKeyDictionary()  # by name of a parameter
 
 
-def _shared(
-    layer: Layer, x: Variable, make: Callable[..., Variable], name: str, shape: Sequence[Any], **options: Any
-) -> Variable:
+def _shared(layer: Layer, x: Variable, kind: str, name: str, shape: Sequence[Any], **options: Any) -> Variable:
     """A variable of the layer being built, by name: the known one, or a new one."""
+    checks.one_of(f"{kind} of a layer", x, Variable, f'its input first, self.{kind}(x, "name", shape),')
     scope, owners = x.graph.scope, _owners.setdefault(x.graph.active, {})
     full = f"{scope}.{name}"
     v = x.graph.variables.get(full)
     if v is None:
-        v, owners[full] = make(full, shape, **options), layer
+        v, owners[full] = getattr(x.graph, kind)(full, shape, **options), layer
     elif owners.setdefault(full, layer) is not layer:
         raise CalcError(
             f"{full} belongs to another layer, {owners[full]!r}: layers inside a custom layer need separate scopes, such as "
@@ -113,11 +112,11 @@ class Layer(Answering):
         ShapeError : the layer was built before on an input that gave the parameter another shape.
         CalcError : another layer of the path has a parameter of this name.
         """
-        return _shared(self, x, x.graph.parameter, name, shape, init=init, **options)
+        return _shared(self, x, "parameter", name, shape, init=init, **options)
 
     def buffer(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
         """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
-        return _shared(self, x, x.graph.buffer, name, shape, init=init)
+        return _shared(self, x, "buffer", name, shape, init=init)
 
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from calcvm import checks, images
 from calcvm import functions as F
-from calcvm.errors import ShapeError
+from calcvm.errors import ShapeError, warn
 from calcvm.graph import Variable
 from calcvm.nn.layers import Layer
 
@@ -47,9 +47,18 @@ class BatchNorm(_Norm):
     """Channels normalized over the batch in training, by running statistics otherwise: `calcvm.batch_norm`.
 
     A batch to train on has two values per channel or more; a last batch with one sample of one place is refused.
+    ``momentum`` is the share of the new batch in the running statistics, as in PyTorch.  Keras's 0.99 is 0.01 here.
     """
 
     momentum: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum > 0.5 and vars(self).get("_told") != self.momentum:  # once, and not again in each build
+            self._told = self.momentum
+            warn(
+                f"BatchNorm: momentum is the new value's share: for Keras's {self.momentum:g} write {1 - self.momentum:g}"
+            )
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         n = self._channels(x, scope)

@@ -242,7 +242,8 @@ def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["x"]
     axis = attrs.get("axis", -1)
     if not x or axis not in (-1, len(x) - 1):
-        raise ValueError(f"softmax runs over the last axis: transpose first (axis {axis} of {show(x)})")
+        why = "transpose first" if not x or -len(x) <= axis < len(x) else f"there are {len(x)} dimensions"
+        raise ValueError(f"softmax runs over the last axis, or axis 1: {why} (axis {axis} of {show(x)})")
     return {"y": x}
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.compiler import compile as compile_graph
 from calcvm.errors import CalcError, Uncopied
 from calcvm.model import CalcHeap
@@ -77,6 +77,7 @@ class Part:
         return replace(self.symbols[v], layout="")
 
 
+@hints.names_of_others
 class SplitModel(Uncopied):
     """A network on several devices.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
+from calcvm.hints import NAMES, Answering, hinted
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import COMPUTED, HYPER_SLOTS, SLOTS
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 2**53  # counts up to this are exact in a float64
 
 
-class Hyper(MutableMapping, Uncopied):
+NAMES["Hyper"] = {name: f'model.hyper["{name}"]' for name in HYPER_SLOTS} | {"lr": 'model.hyper["learning_rate"]'}
+
+
+class Hyper(MutableMapping, Uncopied, Answering):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one raises an error if the path's optimizer, schedule and clipping do not read it, or if the value is out of range.
@@ -43,6 +47,7 @@ class Hyper(MutableMapping, Uncopied):
         facts = model.loaded.training(path)
         self._model, self._path, self._symbol = model, model.loaded.path(path), model.program.symbols[facts["hyper"]]
 
+    @hinted
     def __call__(self, path: str | None) -> Hyper:
         """The hyperparameters of another path that trains."""
         return Hyper(self._model, path)

@@ -22,7 +22,7 @@ from calcvm.vm.memory.totals import Totals
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Symbol
 from calcvm.vm.run import job as J
-from calcvm.vm.run.feeds import code_of, readable
+from calcvm.vm.run.feeds import code_of, of_batches, readable
 from calcvm.vm.run.slices import ended, latest, sliced
 
 
@@ -321,13 +321,16 @@ def _counted(offset: int, over: str, by_learning: bool = False) -> int:
 _indexes: weakref.WeakValueDictionary[bytes, np.ndarray] = weakref.WeakValueDictionary()
 
 
-def _index(samples: np.ndarray, n: int) -> np.ndarray:
+def _index(samples: object, n: int) -> np.ndarray:
     """Sample indexes, checked and copied, because compiled code does not check them; equal ones share one array."""
-    index = np.asarray(samples)
+    batches = isinstance(samples, list) and of_batches(samples)  # their rows may differ in shape
+    index = np.empty((), object) if batches else np.asarray(samples)
     if index.dtype == bool and index.shape == (n,):
         index = np.flatnonzero(index)
     if index.ndim != 1 or index.dtype.kind not in "iu" or not len(index):
-        raise CalcError(f"samples: give a slice or indexes of samples, shape (n,); this is {index.dtype} {index.shape}")
+        raise CalcError(
+            f"samples: give a slice or indexes of samples, shape (n,); this is {index.dtype} {index.shape}{of_batches(samples)}"
+        )
     low, high = index.min(), index.max()
     if low < 0 or high >= n:
         raise CalcError(f"samples: indexes from {low} to {high}, but there are {n} samples, 0 to {n - 1}")

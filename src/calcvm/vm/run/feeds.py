@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.vm.run import job as J
 
 FINITE_BLOCK = 1 << 20
+JOIN = (
+    "; evaluate, predict and validation take arrays, only fit takes batches, fit(batches): join them, "
+    "np.concatenate([x for x, _ in batches])"
+)
 IN_PLACE = frozenset(np.dtype(name) for name in J.FEED_DTYPES)  # in the machine's byte order
 
 
@@ -38,7 +43,9 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     except (RuntimeError, TypeError) as error:  # from other libraries' arrays
         raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
-        raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
+        raise ShapeError(
+            f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape{of_batches(value)}"
+        ) from None
     given = array.dtype
     if given.kind not in "fiub":
         return numeric(name, array, value.columns) if hasattr(value, "columns") else array
@@ -53,6 +60,15 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     if given.kind == "u" and given.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
         return array.astype(np.float64)
     return array.astype(np.int32 if np.can_cast(given, np.int32) else np.int64)
+
+
+def of_batches(value: Any) -> str:
+    """The end of an error where arrays are wanted: how to join batches, if the value seems to be some; else ""."""
+    if isinstance(value, (list, tuple)):
+        found = any(getattr(a, "ndim", 0) for part in value[:1] if np.iterable(part) for a in part)
+    else:
+        found = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    return JOIN * found
 
 
 def code_of(array: np.ndarray, own: bool) -> int:
