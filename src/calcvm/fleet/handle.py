@@ -138,7 +138,7 @@ class Handle(Uncopied):
         return {"loss": self.loss, **{name: last(values) for name, values in self.metrics.items()}}
 
     def __getitem__(self, name: Any) -> NoReturn:
-        told = f"figures[{name!r}]" if str(name) in self.figures else hints.NAMES["Handle"].get(str(name), name)
+        told = f"figures[{name!r}]" if str(name) in self.figures else hints.NAMES["Handle"].get(str(name), str(name))
         raise CalcError(
             f"a handle has attributes: read handle.{told.removeprefix('handle.')} in place of [{checks.shown(name)}]"
         )
