@@ -559,6 +559,35 @@ print(results.stopped, flush=True)
         assert heap.names == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("checkpoint", [None, 1, "end"])
+def test_models_that_wait_get_turns(checkpoint, tmp_path, monkeypatch):
+    """Whenever training ends, all have done about the same epochs, and files hold whole ones."""
+    monkeypatch.setattr(cv.fleet.fleet, "STAY", 0)  # a turn is a slice,
+    monkeypatch.setattr(cv.fleet.fleet, "SLICE_SECONDS", 0)  # and a slice some rounds
+    prog = PROGRAMS["dropout"]
+    fleet = cv.Fleet(3 * prog.heap_bytes, workers=1, store=cv.FileStore(tmp_path) if checkpoint else None)
+    handles = [fleet.add(prog, data=(X, Y), validation=slice(50), seed=s) for s in range(10)]
+    fleet.advance({handles[0]: 4})
+    slices, run = iter(range(120)), fleet._slice
+
+    def interrupted(*given):
+        run(*given)
+        if next(slices, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet, "_slice", interrupted)
+    results = fleet.fit(1000, progress=False, checkpoint=checkpoint or 1)
+    epochs = results.column("epochs")
+    assert results.stopped and 4 < min(epochs) and max(epochs) - min(epochs) <= 2, epochs
+    for handle in [h for h in handles if checkpoint and h.model.record.slot is None]:
+        assert handle.model.steps_done == 14 * handle.epochs_done
+    monkeypatch.setattr(fleet, "_slice", run)
+    fleet.advance({h: 15 - h.epochs_done for h in handles})
+    for seed, handle in enumerate(handles):
+        same(handle, *alone(prog, 15, seed))
+    fleet.close()
+
+
 def test_results_are_a_table():
     fleet = cv.Fleet("4 MiB")
     for s in range(25):
