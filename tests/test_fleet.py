@@ -370,6 +370,28 @@ def test_a_model_is_stopped_and_closed_while_another_thread_trains_the_fleet():
     assert not training.is_alive() and all(np.isfinite(h.loss) for h in handles)
 
 
+@pytest.mark.parametrize("files", [False, True])
+def test_models_that_wait_predict_while_others_train(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(cv.fleet.fleet, "STAY", 1e9)  # only those that predict take turns
+    store = cv.FileStore(tmp_path) if files else None
+    fleet = cv.Fleet(3 * PROGRAMS["adam"].heap_bytes, workers=1, store=store)
+    handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(8)]
+    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False, checkpoint="end"))
+    looking = threading.Thread(target=lambda: [h.model.predict(X) for h in 2 * handles[::-1]])
+    training.start()
+    while not any(h.epochs_done for h in handles):
+        time.sleep(0.01)
+    looking.start()
+    looking.join(30)
+    waited = looking.is_alive()
+    for handle in handles:
+        handle.stop()
+    training.join()
+    looking.join()
+    assert not waited
+    fleet.close()
+
+
 def test_a_figure_that_is_not_there_is_said():
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 2))

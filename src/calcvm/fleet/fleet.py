@@ -464,7 +464,7 @@ class Fleet(Uncopied):
                 with self.turn.mine:
                     start, switches = time.perf_counter(), heap.stats.switches
                     if exchange:
-                        waiting = deque(sorted(waiting, key=self._goals(waiting, repeat(0)).__getitem__))
+                        waiting = deque(sorted(waiting, key=self._shares(waiting).__getitem__))
                     for _ in range(len(waiting)):
                         handle = waiting[0]
                         if handle.ends:  # another thread has closed or stopped it
@@ -475,9 +475,9 @@ class Fleet(Uncopied):
                             active[handle._place] = handle, slot
                             waiting.popleft()
                             handle._enter(slot, goals[handle])
-                        elif handle.ends or handle.model.record.turn.taken:
+                        elif handle.ends or (handle.model.record.turn.taken and not handle.wanted):
                             waiting.rotate(-1)
-                        else:  # no room
+                        else:  # no room, or what there is is for another thread
                             break
                     if active:
                         places = np.fromiter(active, np.int64, len(active))
@@ -490,9 +490,10 @@ class Fleet(Uncopied):
                         if self._tasks.stops:
                             self._end_stopped(active)
                         ended = self._tasks.rows[places, J.STATUS] != J.READY
+                        exchange = bool(waiting) and time.perf_counter() > until
                         if anyone_waits():  # for one of the models: a thread holds its turn and waits for its release
                             ended |= [h.model.record.turn.taken for h, _ in active.values()]
-                        exchange = bool(waiting) and time.perf_counter() > until
+                            exchange = exchange or any(h.wanted for h in waiting)
                         if exchange:
                             most = self._most(places, waiting)
                             if heap.store.persistent:  # a file holds whole epochs
@@ -520,9 +521,14 @@ class Fleet(Uncopied):
             with self.turn.mine:
                 self._rest(active, np.fromiter(active, np.int64, len(active)), {})
 
+    def _shares(self, waiting: Iterable[Handle]) -> dict[Handle, int]:
+        """The epochs that models have done, less than any for one that another thread waits for."""
+        done = self._goals(waiting, repeat(0))
+        return {h: -1 if h.wanted else n for h, n in done.items()} if anyone_waits() else done
+
     def _most(self, places: np.ndarray, waiting: Iterable[Handle]) -> np.ndarray:
         """Of ``places`` those that have done the most epochs, one for each model that waits and has done fewer."""
-        done, others = self._tasks.rows[places, J.EPOCH], sorted(self._goals(waiting, repeat(0)).values())
+        done, others = self._tasks.rows[places, J.EPOCH], sorted(self._shares(waiting).values())
         order = np.argsort(-done, kind="stable")[: len(others)]
         return places[order[done[order] > others[: len(order)]]]
 
