@@ -370,6 +370,28 @@ def test_a_model_is_stopped_and_closed_while_another_thread_trains_the_fleet():
     assert not training.is_alive() and all(np.isfinite(h.loss) for h in handles)
 
 
+@pytest.mark.parametrize("files", [False, True])
+def test_models_that_wait_predict_while_others_train(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(cv.fleet.fleet, "STAY", 1e9)  # only those that predict take turns
+    store = cv.FileStore(tmp_path) if files else None
+    fleet = cv.Fleet(3 * PROGRAMS["adam"].heap_bytes, workers=1, store=store)
+    handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(8)]
+    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False, checkpoint="end"))
+    looking = threading.Thread(target=lambda: [h.model.predict(X) for h in 2 * handles[::-1]])
+    training.start()
+    while not any(h.epochs_done for h in handles):
+        time.sleep(0.01)
+    looking.start()
+    looking.join(30)
+    waited = looking.is_alive()
+    for handle in handles:
+        handle.stop()
+    training.join()
+    looking.join()
+    assert not waited
+    fleet.close()
+
+
 def test_a_figure_that_is_not_there_is_said():
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 2))
@@ -557,6 +579,35 @@ print(results.stopped, flush=True)
             model = heap.open(name)
             assert model.epochs_done > 1 and model.evaluate(X, Y)["accuracy"] > 0.8
         assert heap.names == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("checkpoint", [None, 1, "end"])
+def test_models_that_wait_get_turns(checkpoint, tmp_path, monkeypatch):
+    """Whenever training ends, all have done about the same epochs, and files hold whole ones."""
+    monkeypatch.setattr(cv.fleet.fleet, "STAY", 0)  # a turn is a slice,
+    monkeypatch.setattr(cv.fleet.fleet, "SLICE_SECONDS", 0)  # and a slice some rounds
+    prog = PROGRAMS["dropout"]
+    fleet = cv.Fleet(3 * prog.heap_bytes, workers=1, store=cv.FileStore(tmp_path) if checkpoint else None)
+    handles = [fleet.add(prog, data=(X, Y), validation=slice(50), seed=s) for s in range(10)]
+    fleet.advance({handles[0]: 4})
+    slices, run = iter(range(120)), fleet._slice
+
+    def interrupted(*given):
+        run(*given)
+        if next(slices, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet, "_slice", interrupted)
+    results = fleet.fit(1000, progress=False, checkpoint=checkpoint or 1)
+    epochs = results.column("epochs")
+    assert results.stopped and 4 < min(epochs) and max(epochs) - min(epochs) <= 2, epochs
+    for handle in [h for h in handles if checkpoint and h.model.record.slot is None]:
+        assert handle.model.steps_done == 14 * handle.epochs_done
+    monkeypatch.setattr(fleet, "_slice", run)
+    fleet.advance({h: 15 - h.epochs_done for h in handles})
+    for seed, handle in enumerate(handles):
+        same(handle, *alone(prog, 15, seed))
+    fleet.close()
 
 
 def test_results_are_a_table():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from threading import get_ident
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
@@ -40,6 +41,7 @@ from calcvm.vm.run.signals import orderly_end
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 FIRST_ROUNDS = 8  # rounds per turn before anything was measured
+STAY = 100  # if others wait, models stay in the heap this many times as long as it took to bring them in
 TURNS = 16  # least turns per worker in a slice; a worker waits for at most one turn of another at the end
 
 
@@ -452,6 +454,7 @@ class Fleet(Uncopied):
         waiting = deque(goals)
         active: dict[int, tuple[Handle, Slot]] = {}  # by place
         heap, keeper = self.heap, self._training
+        exchange, until, leaving = True, 0.0, set[int]()  # whether others go next, when they may; places that make room
         with self.turn.mine:
             for handle in self.handles.values():  # held by an interrupted training
                 heap.let_go(handle.model.record, keeper)
@@ -459,6 +462,9 @@ class Fleet(Uncopied):
             while waiting or active:
                 before = len(active)
                 with self.turn.mine:
+                    start, switches = time.perf_counter(), heap.stats.switches
+                    if exchange:
+                        waiting = deque(sorted(waiting, key=self._shares(waiting).__getitem__))
                     for _ in range(len(waiting)):
                         handle = waiting[0]
                         if handle.ends:  # another thread has closed or stopped it
@@ -469,26 +475,40 @@ class Fleet(Uncopied):
                             active[handle._place] = handle, slot
                             waiting.popleft()
                             handle._enter(slot, goals[handle])
-                        elif handle.ends or handle.model.record.turn.taken:
+                        elif handle.ends or (handle.model.record.turn.taken and not handle.wanted):
                             waiting.rotate(-1)
-                        else:  # no room
+                        else:  # no room, or what there is is for another thread
                             break
                     if active:
                         places = np.fromiter(active, np.int64, len(active))
                         self._ready(
                             places[before:], [h.limit(goals[h]) for h, _ in list(active.values())[before:]], checkpoint
                         )
+                        if exchange or heap.stats.switches > switches:
+                            until = max(until, (now := time.perf_counter()) + STAY * (now - start))
                         self._slice(places, (slot.loaded for _, slot in active.values()))
                         if self._tasks.stops:
                             self._end_stopped(active)
                         ended = self._tasks.rows[places, J.STATUS] != J.READY
+                        exchange = bool(waiting) and time.perf_counter() > until
                         if anyone_waits():  # for one of the models: a thread holds its turn and waits for its release
                             ended |= [h.model.record.turn.taken for h, _ in active.values()]
+                            exchange = exchange or any(h.wanted for h in waiting)
+                        if exchange:
+                            most = self._most(places, waiting)
+                            if heap.store.persistent:  # a file holds whole epochs
+                                rows = self._tasks.rows
+                                rows[most, J.LIMIT] = np.minimum(rows[most, J.LIMIT], rows[most, J.EPOCH] + 1)
+                                leaving.update(most.tolist())
+                            else:
+                                ended |= np.isin(places, most)
                         for handle in self._rest(active, places[ended], goals if whole else {}):
                             if handle.status == "waiting" or handle.stops_later:
                                 waiting.append(handle)  # behind the waiting thread
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
-                                waiting.appendleft(handle)  # while it is in the heap
+                                # at the left it goes on while it is in the heap
+                                (waiting.append if handle._place in leaving else waiting.appendleft)(handle)
+                        leaving &= active.keys()
                         waits = None
                     else:
                         waits = waiting[0].model.record if waiting else None
@@ -500,6 +520,17 @@ class Fleet(Uncopied):
         finally:
             with self.turn.mine:
                 self._rest(active, np.fromiter(active, np.int64, len(active)), {})
+
+    def _shares(self, waiting: Iterable[Handle]) -> dict[Handle, int]:
+        """The epochs that models have done, less than any for one that another thread waits for."""
+        done = self._goals(waiting, repeat(0))
+        return {h: -1 if h.wanted else n for h, n in done.items()} if anyone_waits() else done
+
+    def _most(self, places: np.ndarray, waiting: Iterable[Handle]) -> np.ndarray:
+        """Of ``places`` those that have done the most epochs, one for each model that waits and has done fewer."""
+        done, others = self._tasks.rows[places, J.EPOCH], sorted(self._shares(waiting).values())
+        order = np.argsort(-done, kind="stable")[: len(others)]
+        return places[order[done[order] > others[: len(order)]]]
 
     def _end_stopped(self, active: Mapping[int, tuple[Handle, Slot]]) -> None:
         """Let stopped models finish their current epoch."""

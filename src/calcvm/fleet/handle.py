@@ -195,6 +195,11 @@ class Handle(Uncopied):
         return not (self.open or self.stops_later)
 
     @property
+    def wanted(self) -> bool:
+        """Whether another thread waits until the heap has room for it."""
+        return self.model.record.slot is None and self.model.record.turn.taken
+
+    @property
     def stops_later(self) -> bool:
         """Whether it was stopped in the middle of an epoch."""
         there = self.model.record.loaded is not None
