@@ -23,7 +23,7 @@ from calcvm.ops.types import FLOAT
 
 __all__ = [
     "abs", "accuracy", "acos", "add", "asin", "atan", "binary_cross_entropy", "cast", "ceil", "center",
-    "channels_first", "channels_last", "clip", "concat", "cos", "cosh", "cumsum", "div", "dropout", "dropout2d", "elu",
+    "carry", "channels_first", "channels_last", "clip", "concat", "cos", "cosh", "cumsum", "div", "dropout", "dropout2d", "elu",
     "equal", "erf", "exp", "expand_dims", "expm1", "flatten", "floor", "gelu", "greater", "greater_equal",
     "hard_sigmoid", "hard_swish", "huber", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log1p",
     "log_cosh", "log_softmax", "logcumsumexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp",
@@ -491,6 +491,39 @@ def flatten(x: Variable) -> Variable:
 def stop_gradient(x: Variable) -> Variable:
     """x as a constant for the backward pass: nothing behind it is trained through it.  A view: it costs nothing."""
     return apply("stop_gradient", x)
+
+
+def carry(state: Variable, new: Variable) -> Variable:
+    """Leave ``new`` in a state, for the next call of this path or of another one; returns ``new``.
+
+    The path reads the state as it was before the call, wherever its operators stand.  No gradient goes back to earlier calls.
+
+    Parameters
+    ----------
+    state : made by `CalcGraph.carry`.
+    new : of the same shape and type, computed in this path.
+
+    Raises
+    ------
+    CalcError, ShapeError : there is no such state, the path updates it already, or ``new`` does not fit.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, total = g.placeholder("x", (None, 1)), g.carry("total", (None, 1))
+    >>> with g.path("add") as add:
+    ...     add.output = cv.carry(total, total + x)
+    >>> program = cv.compile(g, batch_size=1)
+    >>> model = cv.CalcHeap(program.heap_bytes).create(program)
+    >>> for number in (1.0, 2.0, 3.0):
+    ...     model["x"] = [[number]]
+    ...     model.forward("add")
+    >>> model["total"]
+    array([[6.]], dtype=float32)
+    """
+    checks.one_of("carry: state", state, Variable, "a state, made by g.carry(name, shape),")
+    state.graph.active.carry(state, new)
+    return new
 
 
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:

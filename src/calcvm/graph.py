@@ -75,7 +75,7 @@ class Traced:
 
 @dataclass(eq=False)
 class Variable(Answering):
-    """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
+    """A tensor of the graph: placeholder, parameter, buffer, carry, constant or the result of an operator.
 
     Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``) and conditions (``& | ^ ~``)
     build operators in the active path.  ``==`` compares identity: use `calcvm.equal` for elements.  The other side may be a
@@ -117,7 +117,7 @@ class Variable(Answering):
 
     graph: CalcGraph = field(repr=False)
     name: str
-    kind: str  # placeholder | parameter | buffer | constant | state | result
+    kind: str  # placeholder | parameter | buffer | carry | constant | state | result
     descriptor: TensorDescriptor
     type: str = FLOAT  # element type (`calcvm.ops.types`)
     layout: str = ""  # axis order in the heap (`calcvm.ops.layouts`)
@@ -154,7 +154,7 @@ class Variable(Answering):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The part of `CalcGraph.form` for a placeholder, parameter, buffer, constant or state."""
+        """The part of `CalcGraph.form` for a variable that is no result."""
         init: Any = self.init
         if isinstance(init, np.ndarray):
             init = (init.shape, init.dtype.str, init.tobytes())
@@ -520,6 +520,7 @@ class Path(Answering):
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate that differ from 1, by name
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
+    carries: dict[Variable, Variable] = field(default_factory=dict, repr=False)  # what a forward leaves in each carry
 
     def __repr__(self) -> str:
         of = f", which minimizes {self.loss.name!r}" if self.loss is not None else ""
@@ -596,6 +597,21 @@ class Path(Answering):
             check_scores(op.spec.name, op.inputs[op.spec.inputs[0]])
         self.loss, self.optimizer, self.output = loss, optimizer, output
         self.parameters, self.rates, self.no_decay = trained, factors, spared
+
+    def carry(self, state: Variable, new: Variable) -> None:
+        """As `calcvm.carry`, in this path."""
+        for what, v in (("state", state), ("new", new)):
+            if checks.one_of(f"carry: {what}", v, Variable, "a variable").graph is not self.graph:
+                raise CalcError(f"carry: {v.name!r} belongs to another graph")
+        if state.kind != "carry":
+            raise CalcError(f"carry: the {state.kind} {state.name!r} is no state: make one by g.carry(name, shape)")
+        if (new.shape, new.type) != (state.shape, state.type):
+            raise ShapeError(f"carry: {new} of {new.type} does not fit the state {state} of {state.type}")
+        if state in self.carries:
+            raise CalcError(f"carry: path {self.name!r} updates {state.name!r} already, by {self.carries[state].name!r}")
+        if new.kind == "result" and new.path is not self:
+            raise CalcError(f"carry: {new.name!r} is not computed in path {self.name!r}")
+        self.carries[state] = new
 
     def _factors(self, trained: Sequence[Variable], given: Any) -> dict[str, float]:
         """Factors of the learning rate that differ from 1, by name."""
@@ -702,7 +718,8 @@ class Path(Answering):
         trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
         rates, layers = (*self.rates.items(),), tuple([(scope, v.name, n) for scope, (v, n) in self.layers.items()])
         operations = tuple([op.form for op in self.operations])
-        return (self.name, self.backward, *ends, optimizer, trained, rates, self.no_decay, layers, operations)
+        carries = tuple([(state.name, new.name) for state, new in self.carries.items()])
+        return (self.name, self.backward, *ends, optimizer, trained, rates, self.no_decay, layers, operations, carries)
 
     @property
     def variables(self) -> Iterator[Variable]:
@@ -853,6 +870,25 @@ class CalcGraph(Answering):
         what = f"buffer {name!r}"
         sizes = checks.sizes(f"{what}: shape", shape, no_batch=OWN_SIZES)
         return self._add(name, "buffer", shape_of(sizes), init=initializer_of(what, init, sizes))
+
+    def carry(
+        self,
+        name: str,
+        shape: Sequence[int | None],
+        init: Initializer | np.ndarray | str | Callable[..., Any] = "zeros",
+    ) -> Variable:
+        """Add a state that a model keeps for each sample from call to call; `calcvm.carry` says what a path leaves in it.
+
+        shape : sizes, with None for the batch first: (None, 64).
+        init : as in `parameter`, for one sample; every sample starts from it.
+        """
+        from calcvm.init import initializer_of
+
+        what = f"carry {name!r}"
+        sizes = checks.sizes(f"{what}: shape", shape, batch=True)
+        if sizes[:1] != (None,) or None in sizes[1:]:
+            raise ShapeError(f"{what}: its shape has the batch first, such as (None, 64), not {checks.shown(shape)}")
+        return self._add(name, "carry", shape_of(sizes), init=initializer_of(what, init, sizes[1:]))
 
     def parameters(self, prefix: str = "") -> list[Variable]:
         """Parameters whose names begin with ``prefix``, such as the scope of a layer."""

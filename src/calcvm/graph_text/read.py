@@ -159,7 +159,8 @@ class _Reader:
         self.define(target)
         said = _by_name(line.what, line.settings, SOURCES[line.what])
         sizes = tuple(literal(size) for size in line.sizes)
-        v = getattr(self, f"_{line.what}")(target.name, sizes, said)
+        make = self._carry_source if line.what == "carry" else getattr(self, f"_{line.what}")
+        v = make(target.name, sizes, said)
         self.keep(target, v)
 
     def _placeholder(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
@@ -180,6 +181,9 @@ class _Reader:
 
     def _buffer(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         return self.graph.buffer(name, sizes, **({"init": _initial(said["init"], sizes)} if said else {}))
+
+    def _carry_source(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        return self.graph.carry(name, sizes, **({"init": _initial(said["init"], sizes[1:])} if said else {}))
 
     def _constant(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         if "value" not in said:
@@ -250,6 +254,11 @@ class _Reader:
         if not found:
             raise Wrong(self.at, "output() needs the path's results, such as output(y)")
         path.output = found if len(found) > 1 else found[0]
+
+    def _carry(self, line: Statement) -> None:
+        path, call = self.inside("a carry"), line.call
+        assert call is not None
+        path.carry(*self.inputs(call, "carry", 2))
 
     def _minimize(self, line: Statement) -> None:
         path, call = self.inside("minimize"), line.call

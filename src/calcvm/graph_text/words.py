@@ -24,7 +24,7 @@ from calcvm import init, optim
 VERSION = 1
 TITLE = "calcvm graph"
 BARE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*", re.ASCII)  # a name that needs no quotes
-BEFORE_NAMES, BEFORE_VALUES = ("path", "layer", "return"), ("minimize", "output", "adapt")  # other statements
+BEFORE_NAMES, BEFORE_VALUES = ("path", "layer", "return"), ("minimize", "output", "carry", "adapt")  # other statements
 CONSTANTS: dict[str, Any] = {"None": None, "True": True, "False": False, "inf": float("inf"), "nan": float("nan")}
 GRADIENT, LAID = "gradient", "laid"  # called like operators, but not in the table
 SMALL = 64  # most elements of an array written as numbers; larger ones are written as bytes, in base64
@@ -36,6 +36,7 @@ SOURCES = {
     "placeholder": ("dtype", "channels_last"),
     "parameter": ("init", "regularizer", "trainable", "layout"),
     "buffer": ("init",),
+    "carry": ("init",),
     "constant": ("dtype", "value"),
     "state": ("dtype", "kind", "value", "of"),
 }

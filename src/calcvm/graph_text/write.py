@@ -79,7 +79,7 @@ class _Writer:
             said.append(("dtype", repr(v.type)))
         if v.kind == "placeholder" and v.layout:
             said.append(("channels_last", "True"))
-        if v.kind in ("parameter", "buffer"):
+        if v.kind in ("parameter", "buffer", "carry"):
             said.append(("init", _initial(what, v.init)))
         if v.kind == "parameter":
             if v.regularizer is not None:
@@ -163,6 +163,8 @@ class _Writer:
                 op = path.operations[n]
                 outputs = tuple(op.outputs.values())
                 yield _Part(_results(*op.inputs.values()), outputs, op.layer, partial(self.operation, op))
+        for state, new in path.carries.items():
+            yield _Part(_results(new), (), "", partial("carry({})".format, _names((state, new))))
         outputs = path.outputs
         if path.loss is not None:
             yield _Part(_results(path.loss, *outputs), (), "", partial(self.minimize, path, path.loss))

@@ -25,6 +25,12 @@ def copy(emit: Emitter, x: Value, y: Value, shape: Shape, label: str) -> None:
     emit.elementwise("affine_fwd", shape, {"x": x, "y": y}, label, a=1.0, b=0.0)
 
 
+def move(emit: Emitter, x: Value, y: Value, of: Variable) -> None:
+    """y = x, bit for bit: x in the storage order of ``of``, y in the order that users see."""
+    spec, axes = OPS["transpose"], between(of.layout, "", of.rank)
+    emit.row(spec.fwd[0], spec.words({"x": of.laid}, {"axes": axes}), {"x": x, "y": y}, y.name)
+
+
 def accumulate(emit: Emitter, x: Value, y: Value, shape: Shape, label: str) -> None:
     """y += x"""
     emit.elementwise("accumulate", shape, {"x": x, "y": y}, label)
@@ -45,9 +51,8 @@ def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int]
 
 def as_seen(emit: Emitter, v: Variable) -> Value:
     """A variable's elements in the order that users see."""
-    spec, axes = OPS["transpose"], between(v.layout, "", v.rank)
     y = emit.tensor(v.name, "activation", v.shape, type=emit.env[v].type)
-    emit.row(spec.fwd[0], spec.words({"x": v.laid}, {"axes": axes}), {"x": emit.env[v], "y": y}, v.name)
+    move(emit, emit.env[v], y, v)
     return y
 
 

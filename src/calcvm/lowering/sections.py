@@ -50,7 +50,7 @@ class GraphFacts:
         layout, that "layout".  For a number that is no mean over the samples, "over" says what it is (`calcvm.lowering.rounds`);
         if it is not a sum either, "why", and the "totals" that it is a function of.  "inner": it is kept for such a number only.
     parameters : "init" and "trainable"; their order determines their random numbers.
-    buffers : "init".
+    buffers, carries : "init".
     state : the initial value of each "symbol" of optimizers, counters and constants.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and results of other
         paths; its "output" (of several the first, and all as "outputs").  For a path that trains also its "loss",
@@ -66,6 +66,7 @@ class GraphFacts:
     variables: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     buffers: dict[str, Any] = field(default_factory=dict)
+    carries: dict[str, Any] = field(default_factory=dict)
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, list[LayerLine]] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Lowering:
         kept = {self.layers[n] if n in self.layers else self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
             kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
-            used = {v for op in path.operations for v in op.inputs.values()}
+            used = {v for op in path.operations for v in op.inputs.values()} | {*path.carries.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
         self.inner = {t.source for v in kept for t in self._totals(v)} - kept
@@ -223,6 +224,9 @@ class Lowering:
         elif v.kind == "buffer":
             self.emit.variable(v, "buffer", persistent=True)
             self.facts.buffers[v.name] = {"init": self._init(v)}
+        elif v.kind == "carry":
+            self.emit.variable(v, "carry", persistent=True)
+            self.facts.carries[v.name] = {"init": self._init(v)}
         elif v.kind == "constant":
             self.emit.variable(v, "state", persistent=True)
             self._starts(self.emit.env[v], kind="constant", array=v.name)
@@ -311,8 +315,16 @@ class Lowering:
     # ------------------------------------------------------------ paths
     def _path(self, path: Path) -> None:
         emit = self.emit
-        emit.path = path.name
+        emit.path, emit.phase = path.name, "forward"
         operations, forward = self.operations(path)
+        states = {state: emit.env[state] for state in path.carries}
+        late = {v.source for op in operations if forward.isdisjoint(op.outputs.values()) for v in op.inputs.values()}
+        late |= {v.source for v in (*path.carries.values(), *path.outputs)}
+        for state in states:
+            if not path.backward and state not in late:  # only the forward reads it, before it changes
+                continue
+            emit.env[state] = emit.tensor(f"{state.name}.before", "activation", state.shape, type=states[state].type)
+            inserted.move(emit, states[state], emit.env[state], state)
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
@@ -320,7 +332,7 @@ class Lowering:
             self.phase.update({v: phase for op in section for v in op.outputs.values()})
             read = [v.source for op in section for v in op.inputs.values()]
             if wanted:
-                read += [v.source for v in path.outputs]
+                read += [v.source for v in (*path.outputs, *path.carries.values())]
             needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
             if phase == "forward":  # once per path: its backward draws the same numbers again
                 for v in dict.fromkeys(v for op in operations for v in op.inputs.values() if v.kind == "state"):
@@ -331,6 +343,8 @@ class Lowering:
                     self.gradient(op, operations)
                 else:
                     emit.forward(op)
+            for state, new in path.carries.items() if wanted else ():
+                inserted.move(emit, emit.env[new], states[state], new)
             if wanted:
                 self.facts.layers[path.name], lines = lines_of(path, section)
                 self.lines |= lines
@@ -355,11 +369,13 @@ class Lowering:
         if path.loss is not None:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
+        emit.env |= states
 
     def operations(self, path: Path) -> tuple[list[Operation], set[Variable]]:
         """The operators that become the path's rows, and the results that its forward computes."""
-        operations = fuse_bias(path, self.kept)
-        before_loss = self._ancestors(operations, path.outputs) if path.outputs else operations
+        left = {*path.carries.values()}
+        operations = fuse_bias(path, self.kept | left)
+        before_loss = self._ancestors(operations, [*path.outputs, *left]) if path.outputs else operations
         forward = {v for op in before_loss for v in op.outputs.values()}
         return simplified(operations, forward), forward
 

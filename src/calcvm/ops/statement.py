@@ -17,6 +17,7 @@ from calcvm.ops.types import FLOAT
 ZONE_OF = {
     "parameter": "forward",  # persistent
     "buffer": "forward",  # persistent: updated by forwards of training paths, such as running statistics
+    "carry": "carry",  # persistent, for each sample: what forwards leave for the next call
     "state": "forward",  # persistent: counters, hyperparameters
     "placeholder": "forward",  # written by the user or the fetch; kept between steps, not switched
     "activation": "forward",

@@ -1,6 +1,6 @@
 """The layout of the heap: its zones, and the storage units that share its arena.
 
-[reserved][forward persistent][optimizer][gradient persistent][arena: resident values, then transient ones]
+[reserved][forward persistent][optimizer][carry][gradient persistent][arena: resident values, then transient ones]
 
 Pages lie in a file, with addresses beyond the heap's end: values that persist there, then pages of transient values.
 """
@@ -30,7 +30,7 @@ from calcvm.planner.packing.pack import Packing, load, pack
 RESERVED = 16  # elements at the start of a heap, for traps
 MOST_BYTES = 1 << 60  # the largest heap that is planned
 
-PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
+PERSISTENT_ZONES = ("forward", "optimizer", "carry", "gradient")
 
 
 @frozen

@@ -15,7 +15,7 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
 
 LINE = 64  # bytes of a cache line: all sizes are rounded up to it
-PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
+PERSISTENT_KINDS = ("parameter", "buffer", "carry", "state", "optimizer")
 
 
 def other_ways(batch: int, workers: int) -> str:

@@ -253,6 +253,9 @@ class BaseModel:
             self._set_variable(elements, name, facts["init"], np.random.default_rng([seed, i]))
         for i, (name, facts) in enumerate(info.get("buffers", {}).items()):
             self._set_variable(elements, name, facts["init"], np.random.default_rng([seed, i, 1]))
+        for name in info.get("carries", ()):
+            symbol = self.loaded.symbol(name)
+            cells_of(self.slot.elements_of(symbol, elements), symbol)[...] = self._initial_state(name, seed)
         for facts in info["state"]:
             self._set_state(elements, facts, seed)
         record.forget()
@@ -261,16 +264,27 @@ class BaseModel:
 
     def _set_variable(self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
         symbol = self.loaded.symbol(name)
-        view = cells_of(self.slot.elements_of(symbol, elements), symbol)
+        self._set_view(cells_of(self.slot.elements_of(symbol, elements), symbol), symbol.layout, name, spec, rng)
+
+    def _set_view(self, view: np.ndarray, layout: str, name: str, spec: Mapping[str, Any], rng: Any) -> None:
+        """Set an array, stored in a layout, to the initial value of a variable."""
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
             return
         made = self.loaded.initializers[name]
-        layout = "" if made.as_seen else symbol.layout
+        layout = "" if made.as_seen else layout
         with np.errstate(over="ignore"):  # as `Slot.write`
             made.fill(view.transpose(axes(layout, view.ndim)), rng)
         if made.as_seen and not np.isfinite(view).all():  # a custom function
             raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
+
+    def _initial_state(self, name: str, seed: int) -> np.ndarray:
+        """What each sample of a carry starts from."""
+        carries = self.program.info["carries"]
+        symbol, rng = self.loaded.symbol(name), np.random.default_rng([seed, [*carries].index(name), 2])
+        one = np.empty(shape_of(symbol)[1:], symbol.dtype)
+        self._set_view(one, "", name, carries[name]["init"], rng)
+        return one
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:
@@ -417,8 +431,8 @@ class BaseModel:
         """As `check`, for a name that may belong to another kind of variable."""
         facts = self._variable(name)
         if facts["kind"] != "placeholder":
-            ours = facts["kind"] in ("parameter", "buffer")
-            how = f"change it through model.{facts['kind']}s" if ours else "only placeholders are set"
+            ours = {"parameter": "parameters", "buffer": "buffers", "carry": "state"}.get(facts["kind"])
+            how = f"change it through model.{ours}" if ours else "only placeholders are set"
             raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
         return self.check(name, array)
 
@@ -446,6 +460,8 @@ class BaseModel:
         facts = self.loaded.variables[name]
         if facts["kind"] == "placeholder":
             return self._held(name)
+        if facts["kind"] == "carry":
+            return self.batch_size
         if facts["kind"] != "result":
             return 1
         path = facts["path"]
@@ -523,6 +539,34 @@ class BaseModel:
     def buffers(self) -> dict[str, np.ndarray]:
         """State of the layers besides the parameters, such as running means, by name: views as in `parameters`."""
         return self._views(self.program.info.get("buffers", {}))
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What forwards leave for the next call (`calcvm.carry`), by name, of each sample: views as in `parameters`."""
+        return self._views(self.program.info.get("carries", {}))
+
+    def reset_state(self, samples: Any = None) -> None:
+        """Set the state back to its start, of all samples, or of some: their places in a batch.
+
+        Raises
+        ------
+        CalcError : a place is no integer in [0, batch_size).
+        """
+        n = self.batch_size
+        places = (
+            slice(None)
+            if samples is None
+            else [checks.integer("reset_state: a sample's place", at, 0, n - 1) for at in np.ravel(samples).tolist()]
+        )
+        with self.record.change, self.record.turn.mine:
+            slot, record = self.slot, self.record
+            for name in self.program.info.get("carries", ()):
+                symbol = self.loaded.symbol(name)
+                cells = slot.cells(symbol)
+                cells[places] = self._initial_state(name, self.seed)
+                if not slot.writable:
+                    slot.write(symbol, cells)
+            record.changed = True
 
     def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self.record.turn.mine:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import Affine
+from calcvm.ops.dims import Affine, affine
 from calcvm.ops.sizes import extent
 from calcvm.ops.spec import HEADER_WORDS, STATED, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
@@ -128,15 +128,17 @@ def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
 
 
 def _symbol(v: Value, plan: Any, index: Mapping[Value, int], dtype: str) -> Symbol:
-    elems = v.elems
+    elems, shape = v.elems, v.shape
     if v.kind == "workspace" or not isinstance(elems, Affine):
         elems = Affine(0, elems.bounds(plan.batch_size)[1])
+    elif v.kind == "carry" and shape is not None:  # it persists, also of samples that a smaller batch has not
+        elems, shape = affine(elems.at(plan.batch_size)), tuple(affine(n.at(plan.batch_size)) for n in shape)
     return Symbol(
         name=v.name,
         kind=v.kind,
         offset=int(plan.offsets[v]),
         elems=elems,
-        shape=(elems,) if v.shape is None else v.shape,
+        shape=(elems,) if shape is None else shape,
         persistent=v.persistent,
         resident=v.resident,
         members=tuple(index[m] for m in plan.blocks.get(v, ())),

@@ -108,6 +108,7 @@ KINDS = {
     "placeholder": "placeholder",
     "parameter": "parameter",
     "buffer": "buffer",
+    "carry": "carry",
     "constant": "state",
     "state": "state",
 }  # kind of a variable -> kind of its symbol
@@ -152,6 +153,7 @@ INFO = mapping(
         "variables": table(_VARIABLE),
         "parameters": table(mapping({"init": mapping({}, others=True), "trainable": boolean})),
         "buffers": table(mapping({"init": mapping({}, others=True)})),
+        "carries": table(mapping({"init": mapping({}, others=True)})),
         "state": listing(_start),
         "paths": table(mapping(_PATH, optional={**TRAINING, **_SEVERAL})),
         "layers": table(listing(_LAYER)),

@@ -21,7 +21,7 @@ from calcvm.vm.program.documents import PAGES, know_equations
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.serialize import plain
 
-KEPT_KINDS = ("parameter", "buffer", "state", "optimizer", "placeholder")
+KEPT_KINDS = ("parameter", "buffer", "carry", "state", "optimizer", "placeholder")
 
 
 @dataclass(frozen=True, kw_only=True)

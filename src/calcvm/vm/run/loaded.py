@@ -302,10 +302,12 @@ class Loaded(Uncopied):
 
     @cached_property
     def initializers(self) -> dict[str, Initializer]:
-        """Initializers of the parameters and buffers that have one, by name."""
+        """Initializers of the parameters, buffers and carries that have one, by name."""
         info = self.program.info
         starts = {
-            name: facts["init"] for name, facts in (*info["parameters"].items(), *info.get("buffers", {}).items())
+            name: facts["init"]
+            for kind in ("parameters", "buffers", "carries")
+            for name, facts in info.get(kind, {}).items()
         }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from calcvm import init
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import numel
+from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.types import dtype_of
 from calcvm.vm.program import schema
 from calcvm.vm.program.documents import INFO, KINDS, STARTS, TRAINING, initializer
@@ -30,6 +30,7 @@ class _Facts:
         self.variables: Mapping[str, Any] = info.get("variables", {})
         self.parameters: Mapping[str, Any] = info.get("parameters", {})
         self.buffers: Mapping[str, Any] = info.get("buffers", {})
+        self.carries: Mapping[str, Any] = info.get("carries", {})
         self.state: list[Any] = info.get("state", [])
         self.paths: Mapping[str, Any] = info.get("paths", {})
         self.called: Mapping[str, str] = info.get("called", {})
@@ -38,7 +39,7 @@ class _Facts:
     def check(self) -> None:
         for name, facts in self.variables.items():
             self.variable(f"variable {name!r}", facts)
-        for kind, table_ in (("parameter", self.parameters), ("buffer", self.buffers)):
+        for kind, table_ in (("parameter", self.parameters), ("buffer", self.buffers), ("carry", self.carries)):
             for name, facts in table_.items():
                 self.initialized(f"{kind} {name!r}", name, kind, facts["init"])
         for i, facts in enumerate(self.state):
@@ -71,6 +72,11 @@ class _Facts:
             if placeholder is None or placeholder["kind"] != "placeholder" or not placeholder["shape"]:
                 self.fail(where, f"it reads {of!r}, which is no placeholder")
 
+    def shape_of(self, facts: Any) -> Shape:
+        """The shape of a variable's symbol: of a carry that of the largest batch."""
+        shape, batch = facts["shape"], self.program.batch_size
+        return tuple(affine(n.at(batch)) for n in shape) if facts["kind"] == "carry" else shape
+
     def fail(self, where: str, message: str) -> None:
         raise ProgramError(f"{where}: {message}")
 
@@ -100,7 +106,7 @@ class _Facts:
         if result and not computed:
             self.fail(where, "a result that no phase computes")
         symbol = self.symbol(where, facts["symbol"])
-        elems = numel(facts["shape"])
+        elems = numel(self.shape_of(facts))
         if elems != symbol.elems or not (result or symbol.kind == KINDS[facts["kind"]]):
             self.fail(
                 where,
@@ -112,14 +118,14 @@ class _Facts:
         if facts is None or facts["kind"] != kind:
             raise ProgramError(f"{where}: no variable of that kind")
         symbol = self.symbol(where, facts["symbol"])
-        if not symbol.persistent or symbol.shape != facts["shape"]:
+        if not symbol.persistent or symbol.shape != self.shape_of(facts):
             self.fail(where, f"symbol {symbol.name!r} does not persist or is of another shape")
         if "array" in start:
             array = schema.check(mapping({"array": text()}), start, f"{where}: its initializer")["array"]
-            self.constant(where, array, tuple(size.b for size in facts["shape"]))
+            self.constant(where, array, tuple(size.b for size in facts["shape"][kind == "carry" :]))
             return
         made = schema.check(initializer, start, f"{where}: its initializer")
-        if isinstance(made, init.Orthogonal) and len(facts["shape"]) < 2:
+        if isinstance(made, init.Orthogonal) and len(facts["shape"][kind == "carry" :]) < 2:
             self.fail(where, "Orthogonal needs two axes")
 
     def constant(self, where: str, name: str, shape: tuple[int, ...]) -> None:

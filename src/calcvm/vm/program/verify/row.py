@@ -229,8 +229,10 @@ class Rows(Storage):
                 self.fail(i, f"{where} changes buffer {s.name} in phase {self.phases[i]}: it is read-only there")
             if not self.trains[i]:
                 self.fail(i, f"{where} changes buffer {s.name} in a path that does not train")
-        if s.kind == "state" and operand.access == "s":
-            self.fail(i, f"{where} overwrites state {s.name}")
+        if s.kind == "carry" and self.phases[i] not in EARLY:
+            self.fail(i, f"{where} changes carry {s.name} in phase {self.phases[i]}: it is read-only there")
+        if s.kind in ("state", "carry") and operand.access == "s":
+            self.fail(i, f"{where} overwrites {s.kind} {s.name}")
 
     def check_aliases(self, i: int, r: Row, accesses: list[Access]) -> None:
         """Operands of one row overlap only if both are read, or if the spec allows in-place work."""
