@@ -93,11 +93,11 @@ def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarra
         yield f"state/{i}", cells[loaded.in_image(s)].view(s.dtype)
 
 
-def write(model: BaseModel, path: str | PathLike[str] | BinaryIO) -> None:
+def write(model: BaseModel, path: str | PathLike[str] | BinaryIO, state: bool) -> None:
     """`Model.save`."""
     documents, arrays = model.program.to_parts()
     with model.record.turn.mine:
-        image = model.image()  # first: a fleet that trains the model updates its epochs when it releases it
+        image = model.image(state)  # first: a fleet that trains the model updates its epochs when it releases it
         documents["model"] = {
             "seed": model.seed,
             "epochs": model.epochs_done,

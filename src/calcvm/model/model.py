@@ -661,16 +661,18 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         return judge
 
     # ------------------------------------------------------------ files
-    def save(self, path: str | PathLike[str] | BinaryIO) -> None:
+    def save(self, path: str | PathLike[str] | BinaryIO, *, state: bool = False) -> None:
         """Write program, parameters, optimizer state and counters to one file, without pickle.
 
         ``path`` may be an open binary file.
+
+        state : whether the file has what paths carry from call to call (`calcvm.carry`); otherwise a loaded model starts anew.
 
         Raises
         ------
         FileError : the file cannot be written; an existing file is unchanged.
         """
-        files.write(self, path)
+        files.write(self, path, checks.flag("save: state", state))
 
     def to_python(self, path: str | PathLike[str]) -> None:
         """Write the model as a script that trains and predicts with NumPy alone: ``path``, with its weights beside it as .npy.
@@ -701,7 +703,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     def __reduce__(self) -> Any:
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""
         file = BytesIO()
-        self.save(file)
+        self.save(file, state=True)
         own = {name: value for name, value in vars(self).items() if name not in ("heap", "record", "_plan", "roles")}
         return _unpickled, (file.getvalue(), type(self)), own or None
 

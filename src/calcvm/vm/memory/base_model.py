@@ -311,10 +311,16 @@ class BaseModel:
         """Whether it holds accumulated gradients in the middle of a learning batch that the user runs by hand."""
         return bool(self.record.open - {self.record.passing})
 
-    def image(self) -> np.ndarray:
-        """A copy of the persistent bytes, with gradients; in the middle of a pass the copy looks as if the pass were settled."""
+    def image(self, state: bool = True) -> np.ndarray:
+        """A copy of the persistent bytes, with gradients; in the middle of a pass the copy looks as if the pass were settled.
+
+        state : False: the state of samples (`calcvm.carry`) is that of the start.
+        """
         with self.record.turn.mine:
             image = self.slot.get_image(open=True)
+            if not state:
+                started = {name: self._initial_state(name, self.seed) for name in self.program.info.get("carries", ())}
+                self._put(image, ((self.loaded.symbol(name), value) for name, value in started.items()))
             if self.record.passing is not None:
                 self._put(image, self._settled(self.record.passing))
             return image

@@ -1,0 +1,263 @@
+"""Carries: states of samples that the forward of any path updates, beside NumPy and through everything that moves a model."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+
+RNG = np.random.default_rng(0)
+X, T = RNG.standard_normal((40, 6, 3)), RNG.standard_normal((40, 6, 4))
+START = np.array([0.5, -0.25, 0.0, 1.0])
+
+
+def graph(optimizer=None):
+    """A recurrent cell: path predict keeps its state, path learn one of its own, truncated at each step."""
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 3)), g.placeholder("t", (None, 4))
+    h, trained = g.carry("h", (None, 4), init=START), g.carry("trained", (None, 4))
+    W, U = g.parameter("W", (3, 4)), g.parameter("U", (4, 4))
+    with g.path("learn", backward=True) as learn:
+        y = cv.carry(trained, cv.tanh(x @ W + trained @ U))
+        learn.minimize(cv.mse(y, t), optimizer or cv.SGD(0.1), output=y)
+    with g.path("predict") as predict:
+        predict.output = cv.carry(h, cv.tanh(x @ W + h @ U))
+    return g
+
+
+def program(batch=6, **options):
+    return cv.compile(graph(), batch_size=batch, **{"workers": 1, "dtype": "float64", **options})
+
+
+def made(of, seed=1):
+    return cv.CalcHeap(of.heap_bytes).create(of, seed=seed)
+
+
+class Twin:
+    """The same in NumPy."""
+
+    def __init__(self, model):
+        self.W, self.U = model["W"].astype(float), model["U"].astype(float)
+        self.h, self.trained = np.tile(START, (6, 1)), np.zeros((6, 4))
+
+    def predict(self, x):
+        n = len(x)
+        self.h[:n] = np.tanh(x @ self.W + self.h[:n] @ self.U)
+        return self.h[:n].copy()
+
+    def step(self, x, t):
+        n = len(x)
+        before = self.trained[:n].copy()
+        y = self.trained[:n] = np.tanh(x @ self.W + before @ self.U)
+        d = 2 * (y - t) / y.size * (1 - y * y)
+        self.W -= 0.1 * x.T @ d
+        self.U -= 0.1 * before.T @ d
+        return np.square(y - t).mean()
+
+
+CALLS = ["predict", "forward", "step", "run_steps", "reset", "small"]
+
+
+def play(model, twin, n, rng, tolerance=1e-12):
+    """Calls in any order, of batches of any size; the state is compared after each."""
+    for _ in range(n):
+        call, k, size = rng.choice(CALLS), rng.integers(40), int(rng.integers(1, 7))
+        x, t = X[k, :size], T[k, :size]
+        if call == "predict":
+            np.testing.assert_allclose(predicted(model, x), twin.predict(x), atol=tolerance)
+        elif call == "forward":
+            model["x"] = x
+            model.forward("predict")
+            twin.predict(x)
+        elif call == "step":
+            assert model.step(x, t) == pytest.approx(twin.step(x, t), abs=tolerance)
+        elif call == "run_steps":
+            model["x"], model["t"] = x, t
+            loss = model.run_steps(3)
+            assert loss == pytest.approx([twin.step(x, t) for _ in range(3)][-1], abs=tolerance)
+        elif call == "reset":
+            places = rng.permutation(6)[:size]
+            model.reset_state(places)
+            twin.h[places], twin.trained[places] = START, 0
+        compare(model, twin, tolerance)
+
+
+def predicted(model, x):
+    model["x"] = x
+    model.forward("predict")
+    return model["h"][: len(x)]
+
+
+def compare(model, twin, tolerance=1e-12):
+    np.testing.assert_allclose(model["h"], twin.h, atol=tolerance)
+    np.testing.assert_allclose(model.state["trained"], twin.trained, atol=tolerance)
+    np.testing.assert_allclose(model["U"], twin.U, atol=tolerance)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_state_is_carried_from_call_to_call(workers):
+    model = made(program(workers=workers))
+    play(model, Twin(model), 60, np.random.default_rng(workers))
+
+
+def test_states_are_read_before_they_change():
+    """Also by operators that stand behind, by the path's loss section, and by the state that another one becomes."""
+    g = cv.CalcGraph()
+    x, a, b = g.placeholder("x", (None, 2)), g.carry("a", (None, 2)), g.carry("b", (None, 2), init="ones")
+    with g.path("swap"):
+        cv.carry(a, b)
+        cv.carry(b, cv.reshape(a, (None, 2)))
+    with g.path("predict") as predict:
+        predict.output = cv.carry(a, a + x)
+        late = cv.mean(a * b).rename("late")
+    p = cv.compile(g, batch_size=3, keep=["late"])
+    m = cv.CalcHeap(p.heap_bytes).create(p)
+    m["x"] = np.ones((3, 2))
+    for k in range(5):
+        m.forward("swap")
+        assert (m["a"] == 1 - k % 2).all() and (m["b"] == k % 2).all()
+    for _ in range(2):
+        m.forward("predict")
+    m.run_section("predict", "loss")
+    assert late.name in m and m["late"] == 0 and (m["a"] == 3).all()
+
+
+# ---------------------------------------------------------------- what moves a model
+def test_switching_keeps_the_states():
+    p = program()
+    heap = cv.CalcHeap(p.heap_bytes + 64)
+    models = [heap.create(p, seed=seed) for seed in range(3)]
+    twins, rng = [Twin(m) for m in models], np.random.default_rng(0)
+    for _ in range(30):
+        k = rng.integers(3)
+        play(models[k], twins[k], 1, rng)
+    assert heap.stats.switches > 5
+
+
+def test_files_copies_and_pickles(tmp_path):
+    model = made(program())
+    twin, rng = Twin(model), np.random.default_rng(1)
+    play(model, twin, 10, rng)
+    whole = cv.Model(graph(), batch_size=6, dtype="float64", workers=1)
+    whole.predict(X[0])
+    for other in (whole.copy("other"), pickle.loads(pickle.dumps(whole))):
+        np.testing.assert_array_equal(other["h"], whole["h"])
+        np.testing.assert_array_equal(other.predict(X[1]), whole.copy().predict(X[1]))
+    whole.save(tmp_path / "with.calc", state=True)
+    whole.save(tmp_path / "without.calc")
+    np.testing.assert_array_equal(cv.load(tmp_path / "with.calc")["h"], whole["h"])
+    fresh = cv.load(tmp_path / "without.calc")
+    assert (fresh["h"] == START).all() and (whole["h"] != START).any()
+    whole.reset_state()
+    np.testing.assert_array_equal(fresh.predict(X[2]), whole.predict(X[2]))
+
+
+def test_a_store_of_files_keeps_the_states(tmp_path):
+    p = program()
+    with cv.CalcHeap(2 * p.heap_bytes, store=cv.FileStore(tmp_path)) as heap:
+        model = heap.create(p, seed=1, name="one")
+        twin = Twin(model)
+        play(model, twin, 10, np.random.default_rng(2))
+    with cv.CalcHeap(2 * p.heap_bytes, store=cv.FileStore(tmp_path)) as heap:
+        compare(heap.open("one"), twin)
+        play(heap.open("one"), twin, 10, np.random.default_rng(3))
+
+
+@pytest.mark.parametrize("share", [0.75, 0.9])
+def test_recomputation_has_the_same_bits(share):
+    g = cv.CalcGraph()
+    x, t, h = g.placeholder("x", (None, 16)), g.placeholder("t", (None, 16)), g.carry("h", (None, 16))
+    with g.path("learn", backward=True) as learn:
+        y = x
+        for k in range(8):
+            y = cv.tanh(y @ g.parameter(f"W{k}", (16, 16)) + h)
+        learn.minimize(cv.mse(cv.carry(h, y), t), cv.SGD(0.5), output=y)
+    free = cv.compile(g, batch_size=64, workers=1)
+    small = cv.compile(g, batch_size=64, workers=1, memory=int(share * free.heap_bytes))
+    assert small.heap_bytes < free.heap_bytes
+    data = RNG.standard_normal((5, 2, 64, 16))
+    runs = []
+    for of in (free, small):
+        m = made(of)
+        runs.append([m.step(*pair) for pair in data] + [m["h"].tobytes()])
+    assert runs[0] == runs[1]
+
+
+def test_compiled_calls_change_the_state_too():
+    model = cv.Model(graph(), batch_size=6, dtype="float64", workers=1, seed=1)
+    twin = Twin(model)
+    for k in range(200):
+        x, t = X[k % 40], T[k % 40]
+        np.testing.assert_allclose(model.predict(x), twin.predict(x), atol=1e-9)
+        assert model.step(x, t) == pytest.approx(twin.step(x, t), abs=1e-9)
+    assert model.record.calls is not None
+    compare(model, twin, 1e-9)
+
+
+def test_fit_carries_the_state_from_batch_to_batch():
+    model = cv.Model(graph(), batch_size=6, dtype="float64", workers=1, seed=1)
+    twin = Twin(model)
+    x, t = X[:10].reshape(60, 3), T[:10].reshape(60, 4)
+    model.fit(x, t, epochs=2, shuffle=False, progress=False)
+    for _ in range(2):
+        for k in range(10):
+            twin.step(X[k], T[k])
+    compare(model, twin)
+    np.testing.assert_allclose(model.predict(x), np.concatenate([twin.predict(X[k]) for k in range(10)]), atol=1e-12)
+    compare(model, twin)
+
+
+def test_fleets_carry_the_states_of_their_models():
+    p = cv.compile(graph(), batch_size=6, workers=1)
+    x, t = X[:10].reshape(60, 3).astype("f4"), T[:10].reshape(60, 4).astype("f4")
+    alone = []
+    for seed in range(8):
+        m = cv.CalcHeap(p.heap_bytes).create(p, seed=seed)
+        m.fit(x, t, epochs=4, progress=False)
+        alone.append(m.state["trained"].tobytes() + m["U"].tobytes())
+    for memory in ("1 MiB", 3 * p.heap_bytes):
+        fleet = cv.Fleet(memory, workers=2)
+        handles = [fleet.add(p, data=(x, t), seed=seed) for seed in range(8)]
+        fleet.fit(4, progress=False)
+        assert [h.model.state["trained"].tobytes() + h.model["U"].tobytes() for h in handles] == alone
+
+
+def test_texts():
+    g = graph()
+    again = cv.read_graph(g.text())
+    assert again.text() == g.text() and again.form == g.form
+    options = {"batch_size": 6, "workers": 1}
+    assert cv.compile(again, **options).hash == cv.compile(g, **options).hash
+
+
+# ---------------------------------------------------------------- mistakes
+def test_what_is_refused():
+    g = cv.CalcGraph()
+    x, h = g.placeholder("x", (None, 3)), g.carry("h", (None, 3))
+    for shape in ((3,), (3, None), (None, None), 3, "h"):
+        with pytest.raises(cv.ShapeError, match="carry 'no': "):
+            g.carry("no", shape)
+    with g.path("p"):
+        for state, new, text in (
+            (x, h, "the placeholder 'x' is no state: make one by g.carry"),
+            (h, x[:, :2], "does not fit the state"),
+            (h, cv.cast(x, "int64"), "int64 does not fit the state"),
+            (1, x, "a state, made by g.carry"),
+            (h, np.ones((2, 3)), "a variable is wanted"),
+            (cv.CalcGraph().carry("h", (None, 3)), x, "another graph|active"),
+        ):
+            with pytest.raises(cv.CalcError, match=text):
+                cv.carry(state, new)
+        cv.carry(h, x)
+        with pytest.raises(cv.CalcError, match="path 'p' updates 'h' already, by 'x'"):
+            cv.carry(h, 2 * x)
+    m = made(cv.compile(g, batch_size=2))
+    with pytest.raises(cv.CalcError, match="change it through model.state"):
+        m["h"] = np.ones((2, 3))
+    for places in (2, -1, [0, 5], "a", 0.5):
+        with pytest.raises(cv.CalcError, match="reset_state"):
+            m.reset_state(places)
