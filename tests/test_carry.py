@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm import nn
+from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 
 RNG = np.random.default_rng(0)
 X, T = RNG.standard_normal((40, 6, 3)), RNG.standard_normal((40, 6, 4))
@@ -94,7 +94,7 @@ def predicted(model, x):
 
 def compare(model, twin, tolerance=1e-12):
     np.testing.assert_allclose(model["h"], twin.h, atol=tolerance)
-    np.testing.assert_allclose(model.state["trained"], twin.trained, atol=tolerance)
+    np.testing.assert_allclose(model.carries["trained"], twin.trained, atol=tolerance)
     np.testing.assert_allclose(model["U"], twin.U, atol=tolerance)
 
 
@@ -218,12 +218,12 @@ def test_fleets_carry_the_states_of_their_models():
     for seed in range(8):
         m = cv.CalcHeap(p.heap_bytes).create(p, seed=seed)
         m.fit(x, t, epochs=4, progress=False)
-        alone.append(m.state["trained"].tobytes() + m["U"].tobytes())
+        alone.append(m.carries["trained"].tobytes() + m["U"].tobytes())
     for memory in ("1 MiB", 3 * p.heap_bytes):
         fleet = cv.Fleet(memory, workers=2)
         handles = [fleet.add(p, data=(x, t), seed=seed) for seed in range(8)]
         fleet.fit(4, progress=False)
-        assert [h.model.state["trained"].tobytes() + h.model["U"].tobytes() for h in handles] == alone
+        assert [h.model.carries["trained"].tobytes() + h.model["U"].tobytes() for h in handles] == alone
 
 
 def test_texts():
@@ -248,7 +248,6 @@ def test_what_is_refused():
             (h, cv.cast(x, "int64"), "int64 does not fit the state"),
             (1, x, "a state, made by g.carry"),
             (h, np.ones((2, 3)), "a variable is wanted"),
-            (cv.CalcGraph().carry("h", (None, 3)), x, "another graph|active"),
         ):
             with pytest.raises(cv.CalcError, match=text):
                 cv.carry(state, new)
@@ -256,8 +255,56 @@ def test_what_is_refused():
         with pytest.raises(cv.CalcError, match="path 'p' updates 'h' already, by 'x'"):
             cv.carry(h, 2 * x)
     m = made(cv.compile(g, batch_size=2))
-    with pytest.raises(cv.CalcError, match="change it through model.state"):
+    with pytest.raises(cv.CalcError, match="change it through model.carries"):
         m["h"] = np.ones((2, 3))
     for places in (2, -1, [0, 5], "a", 0.5):
         with pytest.raises(cv.CalcError, match="reset_state"):
             m.reset_state(places)
+
+
+# ---------------------------------------------------------------- float64 values, scripts, other devices
+def test_evaluate_starts_from_the_initial_state():
+    g, model = graph(), made(program())
+    path, twin = g.paths["predict"], Twin(model)
+    given = {"x": X[0], **model.parameters}
+    np.testing.assert_allclose(path.evaluate(given)["tanh_2"], twin.predict(X[0]), atol=1e-12)
+    np.testing.assert_allclose(
+        path.evaluate({**given, "x": X[1], "h": twin.h})["tanh_2"], twin.predict(X[1]), atol=1e-12
+    )
+
+
+def test_scripts_carry_the_states(tmp_path, monkeypatch):
+    model = cv.Model(graph(), batch_size=6, dtype="float64", workers=1, seed=1)
+    model.predict(X[5])
+    model.to_python(tmp_path / "carries.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import carries
+
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        x, t = (of[rng.integers(40), : rng.integers(1, 7)] for of in (X, T))
+        t = np.resize(t, (len(x), 4))
+        np.testing.assert_allclose(carries.predict(x), model.predict(x), atol=1e-12)
+        assert carries.step(x, t) == pytest.approx(model.step(x, t), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.9])
+def test_a_split_model_carries_the_states(share):
+    memory = int(share * program().heap_bytes)
+    processors = [cv.Processor(name, memory=memory) for name in "ab"]
+    plan = cv.plan_devices(graph(), processors, batch_size=6, dtype="float64")
+    assert {*plan.where} == {0, 1}
+    split, twin = cv.SplitModel(plan, seed=1), Twin(made(program()))
+    for k in range(10):
+        assert split.step(X[k], T[k]) == pytest.approx(twin.step(X[k], T[k]), abs=1e-12)
+        np.testing.assert_allclose(split.run("predict", X[k]), twin.predict(X[k]), atol=1e-12)
+        np.testing.assert_allclose(split.state()["trained"].reshape(6, 4), twin.trained, atol=1e-12)
+        np.testing.assert_allclose(split.state()["h"].reshape(6, 4), twin.h, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["grid", "graph"])
+def test_a_simulated_gpu_carries_the_states(gpu, mode):  # noqa: F811
+    p = program(device="cuda", mode=mode, workers=2)
+    heap = cv.CalcHeap(2 * p.heap_bytes, device="cuda")
+    model = heap.create(p, seed=1)
+    play(model, Twin(model), 12, np.random.default_rng(5))

@@ -608,7 +608,9 @@ class Path(Answering):
         if (new.shape, new.type) != (state.shape, state.type):
             raise ShapeError(f"carry: {new} of {new.type} does not fit the state {state} of {state.type}")
         if state in self.carries:
-            raise CalcError(f"carry: path {self.name!r} updates {state.name!r} already, by {self.carries[state].name!r}")
+            raise CalcError(
+                f"carry: path {self.name!r} updates {state.name!r} already, by {self.carries[state].name!r}"
+            )
         if new.kind == "result" and new.path is not self:
             raise CalcError(f"carry: {new.name!r} is not computed in path {self.name!r}")
         self.carries[state] = new

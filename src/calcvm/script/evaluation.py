@@ -17,6 +17,7 @@ from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
 from calcvm.formulas.optimizers import HYPER_SLOTS
 from calcvm.graph import Path, Variable
 from calcvm.lowering.derived import Forward
+from calcvm.ops.dims import Shape
 from calcvm.ops.equation import equation_of, hyper_slots
 from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.sizes import evaluate as size_of
@@ -154,7 +155,8 @@ def _known(
     """The given values and a model's initial values, as stored; and the batch."""
     cells: dict[Value, np.ndarray] = {}
     batch: int | None = None
-    counts = {"parameter": 0, "buffer": 0}
+    counts = {"parameter": 0, "buffer": 0, "carry": 0}
+    states: dict[Value, np.ndarray] = {}
     for v in variables:
         value = env[v]
         number = counts.get(v.kind, 0)
@@ -165,13 +167,17 @@ def _known(
             if not cells[value].size and all(n.a or n.b for n in shape):
                 raise ShapeError(f"evaluate: {v.name!r} has no samples: at least one is needed")
         elif value in read and v.kind in ("parameter", "buffer", "constant"):
-            cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
-    return cells, batch or 1
+            cells[value] = _initial(v, lies(value), [seed, number] if v.kind == "parameter" else [seed, number, 1])
+        elif value in read and v.kind == "carry":
+            shape, layout = lies(value)
+            states[value] = _initial(v, (shape[1:], layout), [seed, number, 2])
+    n = batch or 1
+    return cells | {value: np.repeat(one[None], n, axis=0) for value, one in states.items()}, n
 
 
-def _initial(v: Variable, value: Value, seed: list[int]) -> np.ndarray:
-    """The initial value of a parameter, buffer or constant."""
-    shape, layout = lies(value)
+def _initial(v: Variable, lying: tuple[Shape, str], seed: list[int]) -> np.ndarray:
+    """The initial value of a parameter, buffer or constant, or of a sample of a carry."""
+    shape, layout = lying
     if isinstance(v.init, np.ndarray):
         return v.init.transpose(axes(layout, v.init.ndim))
     out = np.empty([n.b for n in shape])

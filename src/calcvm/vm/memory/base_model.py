@@ -437,7 +437,7 @@ class BaseModel:
         """As `check`, for a name that may belong to another kind of variable."""
         facts = self._variable(name)
         if facts["kind"] != "placeholder":
-            ours = {"parameter": "parameters", "buffer": "buffers", "carry": "state"}.get(facts["kind"])
+            ours = {"parameter": "parameters", "buffer": "buffers", "carry": "carries"}.get(facts["kind"])
             how = f"change it through model.{ours}" if ours else "only placeholders are set"
             raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
         return self.check(name, array)
@@ -547,7 +547,7 @@ class BaseModel:
         return self._views(self.program.info.get("buffers", {}))
 
     @property
-    def state(self) -> dict[str, np.ndarray]:
+    def carries(self) -> dict[str, np.ndarray]:
         """What forwards leave for the next call (`calcvm.carry`), by name, of each sample: views as in `parameters`."""
         return self._views(self.program.info.get("carries", {}))
 
