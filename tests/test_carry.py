@@ -308,3 +308,49 @@ def test_a_simulated_gpu_carries_the_states(gpu, mode):  # noqa: F811
     heap = cv.CalcHeap(2 * p.heap_bytes, device="cuda")
     model = heap.create(p, seed=1)
     play(model, Twin(model), 12, np.random.default_rng(5))
+
+
+# ---------------------------------------------------------------- streams
+def test_streams_answer_and_keep_their_states(tmp_path):
+    model = cv.Model(graph(), batch_size=6, dtype="float64", workers=1, seed=1)
+    twin = Twin(model)
+    streams, pair = [model.stream() for _ in range(4)], model.stream(batch=2)
+    assert [s.place for s in (*streams, pair)] == [0, 1, 2, 3, 4]
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        k, step = rng.integers(5), X[rng.integers(40)]
+        at = slice(4, 6) if k == 4 else slice(k, k + 1)
+        twin.h[at] = np.tanh(step[at] @ twin.W + twin.h[at] @ twin.U)
+        y = pair(step[at]) if k == 4 else streams[k](step[k])
+        np.testing.assert_allclose(y, twin.h[at] if k == 4 else twin.h[k], atol=1e-12)
+    np.testing.assert_allclose(model["h"], twin.h, atol=1e-12)
+    streams[2].reset()
+    twin.h[2] = START
+    np.testing.assert_allclose(streams[2].state["h"], twin.h[2:3])
+    model.save(tmp_path / "m.calc", state=True)
+    again = cv.load(tmp_path / "m.calc")
+    np.testing.assert_array_equal(again.stream(place=3)(X[0, 3]), streams[3](X[0, 3]))
+    with pytest.raises(cv.CalcError, match="all 6 places of the model's batch have streams"):
+        model.stream()
+    del pair
+    assert model.stream().place == 4
+
+
+def test_what_streams_refuse():
+    model = cv.Model(graph(), batch_size=3, dtype="float64", workers=1)
+    for path, text in (("learn", "keeps no state|trains"), ("no", "no path")):
+        with pytest.raises(cv.CalcError, match=text):
+            model.stream(path)
+    for options in ({"batch": 0}, {"batch": 4}, {"place": 3}, {"place": -1}, {"batch": 2, "place": 2}):
+        with pytest.raises(cv.CalcError, match="stream: "):
+            model.stream(**options)
+    s = model.stream()
+    for x, text in (
+        (np.ones(2), "input|x"),
+        (np.ones((2, 3)), "data of 2 samples, the stream has 1"),
+        (np.ones((1, 1, 3)), "x"),
+    ):
+        with pytest.raises(cv.CalcError, match=text):
+            s(x)
+    with pytest.raises(cv.CalcError, match=r"a stream takes 1 arrays \(x\), not 2"):
+        s(np.ones(3), np.ones(3))

@@ -188,7 +188,7 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
     return bool(roles.targets and (isinstance(first, (tuple, Mapping)) or arrays))
 
 
-class Stream:
+class Batches:
     """Batches instead of a data set, one step per batch (the counterpart of `calcvm.vm.memory.epoch.Epoch`).
 
     names : the arrays that a step of the model takes.

@@ -9,6 +9,7 @@ from io import BytesIO
 from os import PathLike
 from sys import intern
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
+from weakref import WeakSet
 
 import numpy as np
 
@@ -18,11 +19,12 @@ from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
+from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
-from calcvm.model.roles import Roles
+from calcvm.model.roles import PREDICT, Roles
+from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
 from calcvm.ops.dims import show
@@ -319,6 +321,22 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         given = {**by_name("x", self.roles.inputs, x, self.roles), **by_name("y", self.roles.labels, y, self.roles)}
         return tuple(given[name] for name in self.loaded.feeds("learn") if name in given)
 
+    def stream(self, path: str = PREDICT, *, batch: int = 1, place: int | None = None) -> Stream:
+        """A stream: calls it with the next step of its samples, and keeps their state in between.
+
+        Parameters
+        ----------
+        path : one that carries a state (`calcvm.carry`), and trains nothing.
+        batch : samples of a call.
+        place : its first place in the model's batch (default: the first that no stream has).  A place keeps its state, so that
+            a stream at the same place goes on, also in a model that was loaded.
+
+        Raises
+        ------
+        CalcError : the path keeps no state, or all places are taken.
+        """
+        return stream_of(self, path, place, batch, vars(self).setdefault("_streams", WeakSet()))
+
     @methods.native(_plain_run_steps)
     def run_steps(self, n: int, path: str | None = None) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).
@@ -473,7 +491,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             checks.flag("progress", progress),
         )
         keep_best, watchers = checks.flag("keep_best", keep_best), callbacks_of(callbacks)
-        train: Epoch | Stream
+        train: Epoch | Batches
         if comes_in_batches(X, y, self.roles):
             train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
         else:
@@ -504,7 +522,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
-    ) -> tuple[Stream, Arrays | None]:
+    ) -> tuple[Batches, Arrays | None]:
         """A stream of batches, and the validation data."""
         if self.learning_batch > self.batch_size:
             raise CalcError(
@@ -518,7 +536,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             raise CalcError("validation: no share can be held out of batches that come one by one: give (X, y)")
         steps = None if steps is None else checks.integer("steps_per_epoch", steps)
         held = None if validation is None else held_out(validation, self.roles)
-        return Stream(self, self.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
+        return Batches(self, self.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
 
     def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
         """The data sets that a path needs, by name."""
@@ -666,7 +684,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
         ``path`` may be an open binary file.
 
-        state : whether the file has what paths carry from call to call (`calcvm.carry`); otherwise a loaded model starts anew.
+        state : whether the file has what paths carry from call to call (`calcvm.carry`); otherwise a loaded model begins at the start.
 
         Raises
         ------
@@ -704,7 +722,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""
         file = BytesIO()
         self.save(file, state=True)
-        own = {name: value for name, value in vars(self).items() if name not in ("heap", "record", "_plan", "roles")}
+        own = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("heap", "record", "_plan", "roles", "_streams")
+        }
         return _unpickled, (file.getvalue(), type(self)), own or None
 
 

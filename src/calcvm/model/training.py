@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, CalcWarning
 from calcvm.model.callbacks import Callback, reason
-from calcvm.model.data import Stream
+from calcvm.model.data import Batches
 from calcvm.model.history import History
 from calcvm.progress import Epochs
 from calcvm.vm.memory.epoch import Epoch, shuffling_key
@@ -37,7 +37,7 @@ class Training:
         self,
         model: BaseModel,
         roles: Roles,
-        run: Epoch | Stream,
+        run: Epoch | Batches,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
         checkpoint: int,
@@ -107,7 +107,7 @@ class Training:
                 ends = [reason(c, c.on_step(model, done // self._per_step, mean)) for c in due]
                 if why := next(filter(None, ends), ""):
                     break
-        if not (isinstance(run, Stream) and run.ended):
+        if not (isinstance(run, Batches) and run.ended):
             return why
         if epoch == 0:
             raise CalcError("fit: no batch came: the iterable is empty, or was consumed before")

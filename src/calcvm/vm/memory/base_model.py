@@ -723,10 +723,14 @@ class BaseModel:
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
         return ran[path, "forward"]
 
-    def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
+    def _run(
+        self, path: str, phases: tuple[str, ...], steps: int = 1, rows: tuple[np.ndarray, int] | None = None
+    ) -> None:
         """Run phases of a path in this thread's turn.
 
         Values that the rows overwrite are marked as gone before the run, and as available after it.
+
+        rows : instead of those for the batch, as from `Loaded.rows_at`.
         """
         loaded, record, slot = self.loaded, self.record, self.slot
         start, stop = loaded.span(path, phases)
@@ -741,7 +745,8 @@ class BaseModel:
         else:
             batch, made = self._batch_of(path, phases), loaded.makes(path, phases)
             record.unmake(path, phases)
-        rows, address = loaded.rows(batch)  # a reference, since another thread may drop them from the cache
+        rows = loaded.rows(batch) if rows is None else rows  # a reference: another thread may drop them from the cache
+        address = rows[1]
         slot.job[J.ROWS : J.STEPS + 1] = address, start, stop, steps
         record.changed |= path in loaded.changes
         if "backward" in phases:

@@ -311,6 +311,17 @@ class Loaded(Uncopied):
         }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
+    def rows_at(self, batch: int, place: int) -> tuple[np.ndarray, int]:
+        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call."""
+        program = self.program
+        rows = program.rows_for(batch).copy()
+        for i, symbol in enumerate(program.symbols):
+            if symbol.kind == "carry":
+                rows[:, : program.operand_values.shape[1]][program.operand_values == i] += (
+                    place * symbol.elems.b // program.batch_size
+                )
+        return rows, self.device.place(rows, self.kernels)
+
     @cached_property
     def changes(self) -> frozenset[str]:
         """Paths that change the model; all others only read it."""
