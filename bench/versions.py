@@ -90,7 +90,9 @@ def products() -> dict[str, Case]:
             cv.matmul(a, b)
         program = cv.compile(graph, batch_size=m, workers=1)
         heap = cv.CalcHeap(program.heap_bytes)
-        made = getattr(heap, "create", getattr(heap, "load", None))(program, seed=0)  # versions before 0.2.0 load
+        made = getattr(heap, "create" if hasattr(heap, "create") else "load")(
+            program, seed=0
+        )  # before 0.2.0 it was load
         made["a"] = np.random.default_rng(0).random((m, k), np.float32)
         cases[f"product {m}x{n}x{k}"] = partial(made.run_steps, path="p")
     return cases
