@@ -403,7 +403,7 @@ def compile(  # noqa: A001
         raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it again (cv.plan)")
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
-    facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}
+    facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts", "carries")}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
 
     def assembled() -> Program:

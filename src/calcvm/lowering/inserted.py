@@ -25,10 +25,10 @@ def copy(emit: Emitter, x: Value, y: Value, shape: Shape, label: str) -> None:
     emit.elementwise("affine_fwd", shape, {"x": x, "y": y}, label, a=1.0, b=0.0)
 
 
-def move(emit: Emitter, x: Value, y: Value, of: Variable) -> None:
+def move(emit: Emitter, x: Value, y: Value, of: Variable, label: str) -> None:
     """y = x, bit for bit: x in the storage order of ``of``, y in the order that users see."""
     spec, axes = OPS["transpose"], between(of.layout, "", of.rank)
-    emit.row(spec.fwd[0], spec.words({"x": of.laid}, {"axes": axes}), {"x": x, "y": y}, y.name)
+    emit.row(spec.fwd[0], spec.words({"x": of.laid}, {"axes": axes}), {"x": x, "y": y}, label)
 
 
 def accumulate(emit: Emitter, x: Value, y: Value, shape: Shape, label: str) -> None:
@@ -52,7 +52,7 @@ def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int]
 def as_seen(emit: Emitter, v: Variable) -> Value:
     """A variable's elements in the order that users see."""
     y = emit.tensor(v.name, "activation", v.shape, type=emit.env[v].type)
-    move(emit, emit.env[v], y, v)
+    move(emit, emit.env[v], y, v, v.name)
     return y
 
 

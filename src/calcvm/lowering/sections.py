@@ -324,7 +324,7 @@ class Lowering:
             if not path.backward and state not in late:  # only the forward reads it, before it changes
                 continue
             emit.env[state] = emit.tensor(f"{state.name}.before", "activation", state.shape, type=states[state].type)
-            inserted.move(emit, states[state], emit.env[state], state)
+            inserted.move(emit, states[state], emit.env[state], state, state.name)
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
@@ -344,7 +344,7 @@ class Lowering:
                 else:
                     emit.forward(op)
             for state, new in path.carries.items() if wanted else ():
-                inserted.move(emit, emit.env[new], states[state], new)
+                inserted.move(emit, emit.env[new], states[state], new, state.name)
             if wanted:
                 self.facts.layers[path.name], lines = lines_of(path, section)
                 self.lines |= lines

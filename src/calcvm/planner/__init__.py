@@ -283,6 +283,8 @@ def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> di
     out = {}
     for name in ("reserved", *PERSISTENT_ZONES, "workspace", "arena"):
         start, stop = bounds.get(name, (0, 0))
+        if name == "carry" and start == stop:
+            continue
         resident = [u for u in layout.resident if name in (u.zone, "arena")]
         units = [u for u in layout.transient if name in (u.zone, "arena")]
         live = load([layout.size(u, batch) for u in units], [u.first for u in units], [u.last for u in units])
