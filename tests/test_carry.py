@@ -16,7 +16,7 @@ START = np.array([0.5, -0.25, 0.0, 1.0])
 
 
 def graph(optimizer=None):
-    """A recurrent cell: path predict keeps its state, path learn one of its own, truncated at each step."""
+    """A recurrent cell.  Each path carries a separate state.  Gradients do not go back to earlier steps."""
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 3)), g.placeholder("t", (None, 4))
     h, trained = g.carry("h", (None, 4), init=START), g.carry("trained", (None, 4))

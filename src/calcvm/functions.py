@@ -770,6 +770,8 @@ def class_axis(scores: Variable, axis: int | None = None) -> int:
 
 def _channels_of(x: Variable) -> int | None:
     """The axis of a variable's channels: 1 or -1 (None: unclear).  Images have it on axis 1, and what `linear` makes on the last."""
+    if x.layout:
+        return 1
     found: dict[Variable, int | None] = {}  # of what is made of images
     for op in (op for path in x.graph.paths.values() for op in path.operations):
         name, made = op.spec.name, op.outputs.values()
@@ -783,7 +785,7 @@ def _channels_of(x: Variable) -> int | None:
                 found[y] = -1
             else:
                 found[y] = seen.pop() if len(seen) == 1 and not moved else None
-    return 1 if x.layout else found.get(x, -1)
+    return found.get(x, -1)
 
 
 def _classes_last(scores: Any, target: Any, axis: int | None) -> tuple[Any, Any]:

@@ -159,14 +159,13 @@ class _Reader:
         self.define(target)
         said = _by_name(line.what, line.settings, SOURCES[line.what])
         sizes = tuple(literal(size) for size in line.sizes)
-        make = self._carry_source if line.what == "carry" else getattr(self, f"_{line.what}")
-        v = make(target.name, sizes, said)
+        v = getattr(self, f"_source_{line.what}")(target.name, sizes, said)
         self.keep(target, v)
 
-    def _placeholder(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_placeholder(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         return self.graph.placeholder(name, sizes, **{key: literal(node) for key, node in said.items()})
 
-    def _parameter(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_parameter(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         given: dict[str, Any] = {}
         if "init" in said:
             given["init"] = _initial(said["init"], sizes)
@@ -179,13 +178,13 @@ class _Reader:
             v.layout, v.settled = _layout(said["layout"], v), True
         return v
 
-    def _buffer(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_buffer(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         return self.graph.buffer(name, sizes, **({"init": _initial(said["init"], sizes)} if said else {}))
 
-    def _carry_source(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_carry(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         return self.graph.carry(name, sizes, **({"init": _initial(said["init"], sizes[1:])} if said else {}))
 
-    def _constant(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_constant(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         if "value" not in said:
             raise Wrong(self.at, f"the constant {name!r} has no value: write value= and a number, or lists of numbers")
         dtype = literal(said["dtype"]) if "dtype" in said else None
@@ -193,7 +192,7 @@ class _Reader:
         value = _array(said["value"], sizes, np.dtype("float64" if type_ not in dtypes.BYTES else type_))
         return self.graph.constant(name, value, dtype)
 
-    def _state(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+    def _source_state(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         kind = checks.text(f"state {name!r}: kind", literal(said["kind"]) if "kind" in said else None, "rng")
         if kind not in STATES:
             raise Wrong(said["kind"].at, f"state {name!r}: kind {kind!r} is unknown; take one of {', '.join(STATES)}")

@@ -318,11 +318,8 @@ class Lowering:
         emit.path, emit.phase = path.name, "forward"
         operations, forward = self.operations(path)
         states = {state: emit.env[state] for state in path.carries}
-        late = {v.source for op in operations if forward.isdisjoint(op.outputs.values()) for v in op.inputs.values()}
-        late |= {v.source for v in (*path.carries.values(), *path.outputs)}
-        for state in states:
-            if not path.backward and state not in late:  # only the forward reads it, before it changes
-                continue
+        late = self._read_late(path, operations, forward) if states and not path.backward else states.keys()
+        for state in (state for state in states if state in late):
             emit.env[state] = emit.tensor(f"{state.name}.before", "activation", state.shape, type=states[state].type)
             inserted.move(emit, states[state], emit.env[state], state, state.name)
         needs: dict[str, list[str]] = {}
@@ -370,6 +367,12 @@ class Lowering:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
         emit.env |= states
+
+    @staticmethod
+    def _read_late(path: Path, operations: list[Operation], forward: set[Variable]) -> set[Variable]:
+        """What a path reads when its forward has left new states."""
+        late = {v.source for op in operations if forward.isdisjoint(op.outputs.values()) for v in op.inputs.values()}
+        return late | {v.source for v in (*path.carries.values(), *path.outputs)}
 
     def operations(self, path: Path) -> tuple[list[Operation], set[Variable]]:
         """The operators that become the path's rows, and the results that its forward computes."""

@@ -9,8 +9,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.vm.memory.base_model import BaseModel
-
-FORWARD = ("forward",)
+from calcvm.vm.run.loaded import FORWARD
 
 
 class Stream(Uncopied):
@@ -29,7 +28,7 @@ class Stream(Uncopied):
     def __init__(self, model: BaseModel, path: str, place: int, batch: int):
         self.model, self.path, self.place, self.batch = model, path, place, batch
         loaded = model.loaded
-        self._feeds, self._rows = loaded.feeds(path, FORWARD), loaded.rows_at(batch, place)
+        self._feeds, self._rows = loaded.feeds(path, FORWARD[:1]), loaded.rows_at(batch, place)
         self._outputs = loaded.paths[path].get("outputs", [loaded.paths[path]["output"]])
 
     def __call__(self, *inputs: Any) -> Any:
@@ -51,7 +50,7 @@ class Stream(Uncopied):
             raise ShapeError(f"{wrong[0]!r}: data of {batches[wrong[0]]} samples, the stream has {self.batch}")
         with model.record.change, model.record.turn.mine:
             model.place(arrays, batches)
-            model._run(self.path, FORWARD, rows=self._rows)
+            model._run(self.path, FORWARD[:1], rows=self._rows)
             found = [model[name][0] if single else model[name] for name in self._outputs]
         return found[0] if len(found) == 1 else tuple(found)
 

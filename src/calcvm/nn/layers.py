@@ -468,9 +468,8 @@ class Softmax(Activation, function=F.softmax):
     axis: int | None = None
 
     def __post_init__(self) -> None:
-        self.axis = (
-            self.axis if self.axis is None else checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
-        )
+        if self.axis is not None:
+            self.axis = checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
 
 
 class LogSoftmax(Softmax, function=F.log_softmax):
