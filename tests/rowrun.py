@@ -328,12 +328,14 @@ def check_gradients(case: Case) -> None:
     spec = case.spec
     values = case.forward()
     seeds = case.output_gradients()
-    y = spec.outputs[0]
     gradients = case.backward(values | seeds)
+    y, *others = spec.outputs
+    graded = [y, *(n for n in others if any(o.name == f"d{n}" for row in spec.bwd for o in row.reads))]
     dy = seeds[f"d{y}"]
 
     def loss(**changed: np.ndarray) -> float:
-        return float((np.asarray(case.expected(**changed)[y]).reshape(-1) * dy).sum())
+        made = case.expected(**changed)
+        return float(sum((np.asarray(made[n]).reshape(-1) * seeds[f"d{n}"]).sum() for n in graded))
 
     for name in spec.differentiable:
         if name not in case.given or case.types.get(name, case.dtype) != case.dtype:

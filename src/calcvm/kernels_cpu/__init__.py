@@ -26,6 +26,7 @@ FAMILIES = (
     "normalization",
     "convolution",
     "pooling",
+    "recurrent",
     "paging",
     "exchange",
     "plain",

@@ -26,6 +26,7 @@ FAMILIES = (
     "random",
     "normalization",
     "pooling",
+    "recurrent",
     "exchange",
     "plain",
 )

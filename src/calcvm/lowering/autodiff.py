@@ -102,6 +102,8 @@ class Backward:
                     if o.access == "a":
                         added[o.name] = False
                 operands[o.name] = target
+                if o.access == "w":
+                    local[o.name] = target  # later rows of the operator may read it
             acc = any(added.values())
             for name, held in added.items():
                 if acc and not held:  # the row has one mode for all targets: an empty one starts at zero

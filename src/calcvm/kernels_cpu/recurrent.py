@@ -1,0 +1,468 @@
+"""Recurrent cells: all steps of a worker's samples inside one row (see `calcvm.ops.recurrent`).
+
+A tile of samples and units has the sums of all gates of its units in registers, and the cell is computed there: 6 samples x 16
+units x 4 gates of an LSTM are 24 accumulators.  One sample alone has more units in a tile, so that whole lines of the weights are
+read in order.  Samples are ordered by their lengths, the longest first: those that still run are the first ones, and each is at its
+own step.  An element is one chain of products in the order of k, whatever the tile, so bits depend on neither team nor lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numba.core import cgutils
+
+from calcvm.formulas.cells import CELLS, Cell
+from calcvm.kernel import words
+from calcvm.kernels_cpu._common import at, given, kernel_as, lanes, like, njit, share, trap
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._gemm import gemm
+from calcvm.kernels_cpu._math import column_sums, copy, fill
+from calcvm.kernels_cpu._simd import Emit, Tile, native, transpose
+from calcvm.kernels_cpu._vectors import c64
+
+BAD_LENGTH = 1  # trap code
+WIDE = 16  # accumulators of one sample alone
+transposed = transpose()
+
+
+# ---------------------------------------------------------------- tiles
+def _tiles(e: Emit, m: Any, units: Any, vectors: int, blocks: int, visit: Callable[[Tile, Any, list[Any]], None]) -> None:
+    """``visit(tile, j, masks)`` over m rows, and units from j on in blocks of vectors, each with its mask.
+
+    vectors : accumulators for each vector of units.  blocks : vectors of units in a tile of several rows.
+    """
+    b = e.b
+    broad, full = max(WIDE // vectors, 1), b.and_(units, c64(-e.lanes))
+    height = (24 if e.target.registers == 32 else 12) // vectors
+    at_row = cgutils.alloca_once(b, c64(0).type)
+
+    def over(start: Any, stop: Any, n: int, rem: Any = None) -> None:
+        most = height // n
+        with cgutils.for_range_slice(b, start, stop, c64(n * e.lanes)) as (j, _):
+            masks = [None] * (n - 1) + [None if rem is None else e.lanes_below(rem)]
+            b.store(c64(0), at_row)
+            for mr, least in {most: most, max(most // 2, 1): min(most, 2), 1: 1}.items() if most else ((1, 1),):
+                test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
+                b.branch(test)
+                b.position_at_end(test)
+                i = b.load(at_row)
+                left = b.sub(m, i)
+                b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
+                b.position_at_end(body)
+                visit(Tile(e, mr, mr == least, i, left, [(e, mask) for mask in masks]), j, masks)
+                b.store(b.add(i, c64(mr)), at_row)
+                b.branch(test)
+                b.position_at_end(end)
+
+    def whole(start: Any, n: int) -> Any:
+        stop = b.add(start, b.mul(b.udiv(b.sub(units, start), c64(n * e.lanes)), c64(n * e.lanes)))
+        over(start, stop, n)
+        return stop
+
+    begin = cgutils.alloca_once_value(b, c64(0))
+    if broad > blocks:
+        with b.if_then(b.icmp_signed("==", m, c64(1))):
+            b.store(whole(c64(0), broad), begin)
+    done = b.load(begin)
+    for n in (blocks, 1) if blocks > 1 else (1,):
+        done = whole(done, n)
+    over(full, units, 1, b.sub(units, full))
+
+
+class Rows:
+    """Rows of a tile in arrays, by numbers from tables."""
+
+    def __init__(self, t: Tile, j: Any, masks: list[Any]):
+        self.t, self.e, self.j, self.masks = t, t.e, j, masks
+
+    def numbers(self, table: Any) -> list[Any]:
+        return [self.e.b.load(p) for p in self.t.pointers(self.e.at(table, self.t.i), c64(1))]
+
+    def of(self, base: Any, numbers: list[Any], stride: Any) -> list[Any]:
+        return [self.e.at(base, self.e.b.mul(n, stride)) for n in numbers]
+
+    def offset(self, gate: Any, q: int) -> Any:
+        """The place of vector q of the tile's units; gate : the place of its gate in a row, or None."""
+        j = self.j if gate is None else self.e.b.add(self.j, gate)
+        return self.e.b.add(j, c64(q * self.e.lanes))
+
+    def load(self, p: Any, q: int, gate: Any = None) -> V:
+        return V(self.e.b, self.e.load(self.e.at(p, self.offset(gate, q)), self.masks[q]))
+
+    def store(self, v: V, p: Any, q: int, gate: Any = None) -> None:
+        self.e.store(v.v, self.e.at(p, self.offset(gate, q)), self.masks[q])
+
+    def products(self, k: Any, rows: list[Any], w: Any, stride: Any, gates: Sequence[Any], acc: list[Any]) -> list[Any]:
+        """acc + the products of k elements of each row with k rows of w, ``stride`` apart; vectors by gates, then units."""
+        e, b = self.e, self.e.b
+        places = [(self.offset(gate, q), mask) for gate in gates for q, mask in enumerate(self.masks)]
+
+        def step(now: list[Any], acc: list[Any]) -> tuple[list[Any], list[Any]]:
+            p, i = now
+            bv = [e.load(e.at(p, off), mask) for off, mask in places]
+            av = [e.splat(b.load(e.at(row, i), align=e.size)) for row in rows]
+            new = [e.fma(a, v, acc[r * len(bv) + c]) for r, a in enumerate(av) for c, v in enumerate(bv)]
+            return [e.at(p, stride), b.add(i, c64(1))], new
+
+        return self.t.loop(k, [w, c64(0)], acc, step)[1]
+
+    def stored(self, r: int, store: Callable[[], None]) -> None:
+        """Store the results of row r, if it is no repetition: rows may be updated in place."""
+        if self.t.exact or r == 0:
+            store()
+        else:
+            with self.e.b.if_then(self.t.live[r - 1]):
+                store()
+
+
+# ---------------------------------------------------------------- one step
+def _step(cell: Cell) -> Any:
+    """One step of m samples.  h before begins at row ``of_h`` of hb, c before at ``of_c`` of cb, c goes to row ``to_c``; z and y: ``now``."""
+    g, merged, two = cell.gates, cell.gates - cell.apart, cell.states == 2
+
+    def emit(e, m, k, H, now, z, w, bias, hb, of_h, hs, cb, of_c, cs, c, to_c, y, gates, more, keep, keep_more):  # type: ignore[no-untyped-def]
+        b, row, gate = e.b, e.b.mul(H, c64(g)), [e.b.mul(H, c64(x)) for x in range(g)]
+
+        def visit(t: Tile, j: Any, masks: list[Any]) -> None:
+            a, nb = Rows(t, j, masks), len(masks)
+            steps, before = a.numbers(now), a.numbers(of_h)
+            zs, hs_, ys = a.of(z, steps, row), a.of(hb, before, hs), a.of(y, steps, H)
+            olds, news = a.of(cb, a.numbers(of_c), cs), a.of(c, a.numbers(to_c), H)
+            kept, mores = a.of(gates, steps, row), a.of(more, steps, b.mul(H, c64(cell.apart)))
+            fixed = [a.load(bias, q, gate[x]).v for x in range(g) for q in range(nb)]
+            acc = [
+                v if x >= merged else b.fadd(a.load(zr, q, gate[x]).v, v)
+                for zr in zs
+                for (x, q), v in zip([(x, q) for x in range(g) for q in range(nb)], fixed)
+            ]
+            acc = a.products(k, hs_, w, row, gate, acc)
+            for r in range(t.mr):
+                for q in range(nb):
+                    sums = [V(b, acc[(r * g + x) * nb + q]) for x in range(g)]
+                    of_z = [*sums[:merged], *(a.load(zs[r], q, gate[x]) for x in range(merged, g))]
+                    states = [a.load(hs_[r], q), *([a.load(olds[r], q)] if two else [])]
+                    to_gates, to_more, after = cell.forward(of_z, sums[merged:], states)
+
+                    def store(r=r, q=q, to_gates=to_gates, to_more=to_more, after=after):  # type: ignore[no-untyped-def]
+                        for v, p in zip(after, (ys[r], news[r])):
+                            a.store(v, p, q)
+                        for flag, p, given in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
+                            if given:
+                                with b.if_then(b.icmp_signed("!=", flag, c64(0))):
+                                    for x, v in enumerate(given):
+                                        a.store(v, p, q, gate[x])
+
+                    a.stored(r, store)
+
+        _tiles(e, m, H, g, max(4 // g, 1), visit)
+
+    return native(f"{cell.name}_step", "iiitpppptiptiptpppii", emit)
+
+
+def _step_back(cell: Cell) -> Any:
+    """The gradients of one step of m samples, from those of the next one, dnext and mnext; ``only``: of h before the first step."""
+    g, merged, apart, two = cell.gates, cell.gates - cell.apart, cell.apart, cell.states == 2
+
+    def emit(  # type: ignore[no-untyped-def]
+        e, m, run, H, now, who, dnext, mnext, wt, ws, dy, dys, hb, of_h, hs, cb, of_c, cs, y, c, gates, more, dh, dc, dz, dmore, dh0, only
+    ):  # fmt: skip
+        b, row, rest = e.b, e.b.mul(H, c64(g)), e.b.mul(H, c64(apart))
+        gate = [b.mul(H, c64(x)) for x in range(g)]
+        k, ka = (b.mul(run, b.mul(H, c64(n))) for n in (merged, apart))
+
+        def visit(t: Tile, j: Any, masks: list[Any]) -> None:
+            a, nb = Rows(t, j, masks), len(masks)
+            steps, samples = a.numbers(now), a.numbers(who)
+            ds, dhs, dcs = a.of(dy, steps, dys), a.of(dh, samples, H), a.of(dc, samples, H)
+            acc = [b.fadd(a.load(p, q).v, a.load(d, q).v) for p, d in zip(dhs, ds) for q in range(nb)]
+            acc = a.products(k, a.of(dnext, steps, row), wt, ws, [None], acc)
+            if apart:
+                acc = a.products(ka, a.of(mnext, steps, rest), e.at(wt, b.mul(b.mul(H, c64(merged)), ws)), ws, [None], acc)
+            firsts = a.of(dh0, samples, H)
+
+            def end() -> None:
+                for r in range(t.mr):
+                    for q in range(nb):
+                        a.store(V(b, acc[r * nb + q]), firsts[r], q)
+
+            def inside() -> None:
+                gs, ms = a.of(gates, steps, row), a.of(more, steps, rest)
+                zs, dms = a.of(dz, steps, row), a.of(dmore, steps, rest)
+                ys, cs_ = a.of(y, steps, H), a.of(c, steps, H)
+                hs_, olds = a.of(hb, a.numbers(of_h), hs), a.of(cb, a.numbers(of_c), cs)
+                for r in range(t.mr):
+                    for q in range(nb):
+                        kept = [a.load(gs[r], q, gate[x]) for x in range(g)] if cell.kept else []
+                        mores = [a.load(ms[r], q, gate[x]) for x in range(apart)]
+                        before = [a.load(hs_[r], q) if cell.reads_before else None, *([a.load(olds[r], q)] if two else [])]
+                        after = [a.load(ys[r], q) if cell.reads_after else None, *([a.load(cs_[r], q)] if two else [])]
+                        d = [V(b, acc[r * nb + q]), *([a.load(dcs[r], q)] if two else [])]
+                        dzs, dmores, (dh_, *dc_) = cell.backward(kept, mores, before, after, d)
+
+                        def store(r=r, q=q, dzs=dzs, dmores=dmores, dh_=dh_, dc_=dc_):  # type: ignore[no-untyped-def]
+                            a.store(V(b, e.zero) if dh_ is None else dh_, dhs[r], q)
+                            for v in dc_:
+                                a.store(v, dcs[r], q)
+                            for p, made in ((zs[r], dzs), (dms[r], dmores)):
+                                for x, v in enumerate(made):
+                                    a.store(v, p, q, gate[x])
+
+                        a.stored(r, store)
+
+            with b.if_else(b.icmp_signed("!=", only, c64(0))) as (last, other):
+                with last:
+                    end()
+                with other:
+                    inside()
+
+        _tiles(e, m, H, 1, 4 if e.target.registers == 32 else 2, visit)
+
+    return native(f"{cell.name}_step_back", "iiittpppipiptiptipppppppppi", emit)
+
+
+# ---------------------------------------------------------------- samples and their lengths
+@njit(inline=True)
+def length_of(T, lengths, has, sample):
+    return int(lengths[sample]) if has else T
+
+
+@njit
+def ordered(me, m, lo, T, lengths, has, who, counts):
+    """The samples from lo on, the longest first, equal ones in order; False after a trap, for a length that is none."""
+    if not has:
+        for i in range(m):
+            who[i] = lo + i
+        return True
+    for t in range(T + 2):
+        counts[t] = 0
+    for i in range(lo, lo + m):
+        given = lengths[i]
+        if not (given >= 0 and given <= T) or int(given) != given:
+            trap(me, BAD_LENGTH)
+            return False
+        counts[T - int(given) + 1] += 1
+    for t in range(T + 1):
+        counts[t + 1] += counts[t]
+    for i in range(lo, lo + m):
+        t = T - int(lengths[i])
+        who[counts[t]] = i
+        counts[t] += 1
+    return True
+
+
+@njit(inline=True)
+def running_at(s, m, T, lengths, has, who):
+    """How many of the ordered samples have a step s."""
+    if has:
+        while m > 0 and length_of(T, lengths, has, who[m - 1]) <= s:
+            m -= 1
+    return m if s < T else 0
+
+
+@njit(inline=True)
+def places(s, m, T, lengths, has, reverse, who, now):
+    """The places of step s of m samples among all steps."""
+    for i in range(m):
+        n = who[i]
+        now[i] = n * T + (length_of(T, lengths, has, n) - 1 - s if reverse else s)
+
+
+@njit(inline=True)
+def put(n, has, x, y):
+    """y = x, or 0 if it is left out."""
+    if has:
+        copy(n, x, y)
+    else:
+        fill(n, y, like(y, 0))
+
+
+# ---------------------------------------------------------------- all steps
+def _run_forward(cell: Cell) -> Any:
+    step, g, apart, two, has_gates = _step(cell), cell.gates, cell.apart, cell.states == 2, cell.kept
+
+    @njit
+    def run(me, N, T, H, reverse, z, wh, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws, order, counts):
+        lo, hi = share(me, N)
+        m, back = hi - lo, H if reverse else -H
+        if m == 0:
+            return
+        zeros, who, now = at(ws, me.worker * g * H), at(order, 2 * lo), at(order, lo + hi)
+        has, from_h, from_c = given(me, lengths), given(me, h0), two and given(me, c0)
+        kept = two and given(me, c)
+        keep, keep_more = has_gates and given(me, gates), apart > 0 and given(me, more)
+        fill(g * H, zeros, like(ws, 0))
+        if not ordered(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2))):
+            return
+        bias, to, of = b if given(me, b) else zeros, c if kept else cn, now if kept else who
+        s, left = 0, running_at(0, m, T, lengths, has, who)
+        while left > 0:
+            places(s, left, T, lengths, has, reverse, who, now)
+            if s > 0:
+                cb = at(c, back) if kept else cn
+                step(left, H, H, now, z, wh, bias, at(y, back), now, H, cb, of, H, to, of, y, gates, more, 1 if keep else 0, 1 if keep_more else 0)
+            else:
+                hb, hs = h0 if from_h else zeros, H if from_h else 0
+                cb, cs = c0 if from_c else zeros, H if from_c else 0
+                step(left, hs, H, now, z, wh, bias, hb, who, hs, cb, who, cs, to, of, y, gates, more, 1 if keep else 0, 1 if keep_more else 0)
+            s += 1
+            left = running_at(s, left, T, lengths, has, who)
+        for n in range(lo, hi):
+            length = length_of(T, lengths, has, n)
+            end, tail, unused = (n * T + (0 if reverse else length - 1)) * H, n * T + length, T - length
+            fill(unused * H, at(y, tail * H), like(y, 0))
+            if keep:
+                fill(unused * g * H, at(gates, tail * g * H), like(y, 0))
+            if keep_more:
+                fill(unused * apart * H, at(more, tail * apart * H), like(y, 0))
+            if kept:
+                fill(unused * H, at(c, tail * H), like(y, 0))
+            if length > 0:
+                copy(H, at(y, end), at(hn, n * H))
+                if kept:
+                    copy(H, at(c, end), at(cn, n * H))
+            else:
+                put(H, from_h, at(h0, n * H), at(hn, n * H))
+                if two:
+                    put(H, from_c, at(c0, n * H), at(cn, n * H))
+
+    return run
+
+
+def _run_backward(cell: Cell) -> Any:
+    step, g, apart, two = _step_back(cell), cell.gates, cell.apart, cell.states == 2
+
+    @njit
+    def run(me, N, T, H, reverse, wn, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, dz, dmore, dh0, dc0, dh, dc, ws, order, counts):
+        lo, hi = share(me, N)
+        m, back, ahead, size = hi - lo, H if reverse else -H, -1 if reverse else 1, lanes(ws)
+        if m == 0:
+            return
+        width = (H + size - 1) // size * size
+        zeros = at(ws, me.worker * wn)
+        wt, who, now = at(zeros, width), at(order, 2 * lo), at(order, lo + hi)
+        has, from_h, from_c = given(me, lengths), given(me, h0), two and given(me, c0)
+        has_dy = given(me, dy)
+        d, ds = dy if has_dy else zeros, H if has_dy else 0
+        fill(H, zeros, like(ws, 0))
+        if not ordered(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2))):
+            return
+        transposed(H, g * H, wh, g * H, wt, width)
+        for n in range(lo, hi):
+            put(H, given(me, dhn), at(dhn, n * H), at(dh, n * H))
+            if two:
+                put(H, given(me, dcn), at(dcn, n * H), at(dc, n * H))
+            end = n * T + length_of(T, lengths, has, n)
+            fill(((n + 1) * T - end) * g * H, at(dz, end * g * H), like(dz, 0))
+            if apart:
+                fill(((n + 1) * T - end) * apart * H, at(dmore, end * apart * H), like(dz, 0))
+        dnext, mnext = at(dz, ahead * g * H), at(dmore, ahead * apart * H)
+        s = T - 1
+        while s >= 0:
+            left, on = running_at(s, m, T, lengths, has, who), running_at(s + 1, m, T, lengths, has, who)
+            places(s, left, T, lengths, has, reverse, who, now)
+            hb, of, hs = at(y, back), now, H
+            cb, cs = at(c, back), H
+            if s == 0:
+                hb, of, hs = h0 if from_h else zeros, who, H if from_h else 0
+                cb, cs = c0 if from_c else zeros, H if from_c else 0
+            if on > 0:
+                step(on, 1, H, now, who, dnext, mnext, wt, width, d, ds, hb, of, hs, cb, of, cs, y, c, gates, more, dh, dc, dz, dmore, dh, 0)
+            if left > on:
+                step(
+                    left - on, 0, H, at(now, on), at(who, on), dnext, mnext, wt, width, d, ds, hb, at(of, on), hs, cb, at(of, on), cs,
+                    y, c, gates, more, dh, dc, dz, dmore, dh, 0,
+                )
+            s -= 1
+        if given(me, dh0):
+            left = running_at(0, m, T, lengths, has, who)
+            places(0, left, T, lengths, has, reverse, who, now)
+            if left > 0:
+                step(left, 1, H, now, who, dz, dmore, wt, width, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc, dz, dmore, dh0, 1)
+            for i in range(left, m):
+                copy(H, at(dh, who[i] * H), at(dh0, who[i] * H))
+        if two and given(me, dc0):
+            copy(m * H, at(dc, lo * H), at(dc0, lo * H))
+
+    return run
+
+
+@njit
+def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, y, h0, lengths, d, dwh, g):
+    """dwh[:, off:off + cols] += sum of h before each step times d, whose rows have ``width``; units of the state, ``rows``, are shared."""
+    lo, hi = rows
+    to, mode = at(dwh, lo * g * H + off), acc
+    for n in range(N):
+        length = length_of(T, lengths, has, n)
+        if length == 0:
+            continue
+        if from_h:
+            first = n * T + (length - 1 if reverse else 0)
+            gemm(hi - lo, cols, 1, at(h0, n * H + lo), 1, H, at(d, first * width), width, 1, to, g * H, to, g * H, mode, d, 0)
+            mode = 1
+        if length > 1:
+            h, s = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
+            gemm(hi - lo, cols, length - 1, at(y, h * H + lo), 1, H, at(d, s * width), width, 1, to, g * H, to, g * H, mode, d, 0)
+            mode = 1
+    if mode == 0:
+        for i in range(hi - lo):
+            fill(cols, at(to, i * g * H), like(dwh, 0))
+
+
+def _run_weights(cell: Cell) -> Any:
+    g, apart, merged = cell.gates, cell.apart, cell.gates - cell.apart
+
+    @njit
+    def run(me, N, T, H, reverse, acc, y, h0, lengths, dz, dmore, dwh, db):
+        rows, has, from_h = share(me, H), given(me, lengths), given(me, h0)
+        if rows[0] < rows[1]:
+            products_of(me, rows, g * H, 0, merged * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, dz, dwh, g)
+            if apart:
+                products_of(me, rows, apart * H, merged * H, apart * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, dmore, dwh, g)
+        if given(me, db):
+            lo, hi = share(me, g * H)
+            if lo < hi:
+                n = min(hi, merged * H) - lo
+                if n > 0:
+                    column_sums(n, N * T, g * H, at(dz, lo), at(db, lo), acc)
+                lo = max(lo, merged * H)
+                if apart and hi > lo:
+                    column_sums(hi - lo, N * T, apart * H, at(dmore, lo - merged * H), at(db, lo), acc)
+
+    return run
+
+
+def _words(cell: Cell, row: str, sizes: str) -> Any:
+    kinds = {"lengths": ".index", "order": ".int64", "counts": ".int64"}
+    return words(sizes, "", [name + kinds.get(name, "") for name in cell.operands(row)])
+
+
+def register(cell: Cell) -> None:
+    """The kernels of a cell."""
+    forward, backward, weights = _run_forward(cell), _run_backward(cell), _run_weights(cell)
+    f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14 = cell.places("forward")
+    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15, b16, b17, b18, b19 = cell.places("backward")
+    w0, w1, w2, w3, w4, w5, w6 = cell.places("weights")
+
+    @kernel_as(f"{cell.name}_fwd", _words(cell, "forward", "N T H reverse wn"))
+    def _(me, N, T, H, reverse, wn, *p):
+        forward(
+            me, N, T, H, reverse, p[f0], p[f1], p[f2], p[f3], p[f4], p[f5], p[f6], p[f7], p[f8], p[f9], p[f10], p[f11],
+            p[f12], p[f13], p[f14],
+        )  # fmt: skip
+
+    @kernel_as(f"{cell.name}_bwd", _words(cell, "backward", "N T H reverse wn"))
+    def _(me, N, T, H, reverse, wn, *p):
+        backward(
+            me, N, T, H, reverse, wn, p[b0], p[b1], p[b2], p[b3], p[b4], p[b5], p[b6], p[b7], p[b8], p[b9], p[b10], p[b11],
+            p[b12], p[b13], p[b14], p[b15], p[b16], p[b17], p[b18], p[b19],
+        )  # fmt: skip
+
+    @kernel_as(f"{cell.name}_bwd_w", _words(cell, "weights", "N T H reverse acc"))
+    def _(me, N, T, H, reverse, acc, *p):
+        weights(me, N, T, H, reverse, acc, p[w0], p[w1], p[w2], p[w3], p[w4], p[w5], p[w6])
+
+
+for _cell in CELLS.values():
+    register(_cell)

@@ -1,0 +1,177 @@
+"""Recurrent operators: the steps of a sequence inside one row, for each cell of `calcvm.formulas.cells`.
+
+The products of the inputs with their weights precede them, as one linear row over all steps; z is its result.  So the rows
+here have the products of the state alone.  Samples are shared, and no barrier is inside.  ``lengths`` are data: steps at and
+past a sample's length are not computed; their results and gradients are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.formulas.cells import CELLS, Cell
+from calcvm.ops.dims import Shape, show
+from calcvm.ops.sizes import On
+from calcvm.ops.spec import ACC, WN, A, Attr, Example, Operand, R, RowSpec, S, Shapes, W, choice, dims, operator
+
+Room = tuple[Any, Any]
+REVERSE = choice("reverse", 2)
+SIZES = dims("N T H")
+RECURS = "each step reads a product with the state before it"
+
+
+def _operands(cell: Cell, row: str, access: Mapping[str, Operand]) -> tuple[Operand, ...]:
+    return tuple(access[name] for name in cell.operands(row))
+
+
+def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
+    g, steps, last = cell.gates, "N*T*H", "N*H"
+    gates, more = f"N*T*{g}*H", f"N*T*{cell.apart}*H"
+    products = f"2*N*T*{g}*H*H"
+
+    def zeros(w: Any, on: On) -> Room:
+        n = 0 if on.gpu else g * w.H
+        return n, n
+
+    def turned(w: Any, on: On) -> Room:
+        n = 0 if on.gpu else (g * w.H + 1) * ((w.H + 15) // 16 * 16)
+        return n, n
+
+    state = {name: R(name, last, "N", optional=True) for name in ("h0", "c0", "dhn", "dcn")}
+    scratch = {
+        "ws": S("ws", "wn if gpu else nw*wn"),
+        "order": S("order", "0 if gpu else 2*N", "N", type="int64"),  # the samples, and their steps
+        "counts": S("counts", "0 if gpu else nw*(T + 2)", type="int64"),  # of the samples of each length
+    }
+    given = state | scratch | {
+        "wh": R("wh", f"H*{g}*H"),
+        "lengths": R("lengths", "N", "N", type="index", below="T + 1", optional=True),
+    }  # fmt: skip
+    kept = {"gates": gates, "more": more, "c": steps}
+    forward = RowSpec(
+        name=f"{cell.name}_fwd",
+        synopsis=f"y[n,t] = h of step t: {cell.synopsis}",
+        no_equation=RECURS,
+        words=(*SIZES, REVERSE, WN),
+        operands=_operands(cell, "forward", given | {
+            "z": R("z", gates, "N"), "b": R("b", f"{g}*H", optional=True),
+            **{name: W(name, n, "N") for name, n in (("y", steps), ("hn", last), ("cn", last))},
+            **{name: W(name, n, "N", optional=True) for name, n in kept.items()},
+        }),
+        in_place=(("gates", "z"),) if cell.kept else (),
+        workspace=zeros,
+        flops=f"{products} + {cell.flops}*{steps}",
+    )  # fmt: skip
+    backward = RowSpec(
+        name=f"{cell.name}_bwd",
+        synopsis="dz[n,t] = gradients of the sums of step t, from the last step to the first",
+        no_equation=RECURS,
+        words=(*SIZES, REVERSE, WN),
+        operands=_operands(cell, "backward", given | {
+            "y": R("y", steps, "N"), "dy": R("dy", steps, "N", optional=True),
+            **{name: R(name, n, "N") for name, n in kept.items()},
+            "dz": W("dz", gates, "N"), "t_dmore": W("t_dmore", more, "N"),
+            **{name: W(name, last, "N", optional=True) for name in ("dh0", "dc0")},
+            **{name: S(name, last, "N") for name in ("dh", "dc")},
+        }),
+        in_place=tuple(pair for pair in (("dz", "gates"), ("t_dmore", "more")) if pair[1] in cell.operands("backward")),
+        workspace=turned,
+        flops=f"{products} + {2 * cell.flops}*{steps}",
+    )  # fmt: skip
+    weights = RowSpec(
+        name=f"{cell.name}_bwd_w",
+        synopsis="dwh = sum over samples and steps of h before the step times dz; db = sum of dz",
+        no_equation=RECURS,
+        words=(*SIZES, REVERSE, ACC),
+        operands=_operands(cell, "weights", {
+            "y": R("y", steps), "h0": R("h0", last, optional=True),
+            "lengths": R("lengths", "N", type="index", below="T + 1", optional=True),
+            "dz": R("dz", gates), "t_dmore": R("t_dmore", more),
+            "dwh": A("dwh", f"H*{g}*H", "H"), "db": A("db", f"{g}*H", f"{g}*H", optional=True),
+        }),
+        flops=products,
+    )  # fmt: skip
+    return (forward,), (backward, weights)
+
+
+def _shape(cell: Cell) -> Any:
+    def shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+        z, wh = shapes["z"], shapes["wh"]
+        if len(wh) != 2 or not all(n.constant for n in wh) or wh[1] != cell.gates * wh[0]:
+            raise ValueError(f"the weights {show(wh)} must be (H, {cell.gates}*H), for H units of the state")
+        if len(z) != 3 or z[2] != wh[1]:
+            raise ValueError(f"z {show(z)} must be (N, T, {show(wh[1:])[1:-1].rstrip(',')}): samples, steps, sums of each gate")
+        n, t, h = z[0], z[1], wh[0]
+        if not (n.constant or t.constant):
+            raise ValueError(f"z {show(z)} has the batch twice")
+        for name, wanted in (("b", wh[1:]), ("h0", (n, h)), ("c0", (n, h)), ("lengths", (n,))):
+            if (given := shapes.get(name)) is not None and given != wanted:
+                raise ValueError(f"{name} {show(given)} must be {show(wanted)}")
+        out = {"y": (n, t, h), "hn": (n, h)}
+        if cell.states == 2:
+            out |= {"cn": (n, h), "c": (n, t, h)}
+        if cell.kept:
+            out["gates"] = z
+        if cell.apart:
+            out |= dict.fromkeys(("more", "t_dmore"), (n, t, h * cell.apart))
+        return out
+
+    return shape
+
+
+def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    n, t, _ = shapes["z"]
+    return {"N": n, "T": t, "H": shapes["wh"][0], "reverse": int(attrs["reverse"])}
+
+
+def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch: int = 5, **more: Any) -> Example:
+    """given : the last input that is given."""
+    of = {"z": (n, t, cell.gates * h), "wh": (h, cell.gates * h), "b": (cell.gates * h,), "h0": (n, h), "c0": (n, h), "lengths": (n,)}
+    names = _inputs(cell)
+    shapes = tuple(of[name] for name in names[: names.index(given) + 1])
+    integer = {"lengths": t + 1} if given == "lengths" else {}
+    return Example(shapes=shapes, integer=integer, batch=batch, low=-1.0, high=1.0, **more)
+
+
+def _inputs(cell: Cell) -> tuple[str, ...]:
+    return ("z", "wh", "b", "h0", *(("c0",) if cell.states == 2 else ()), "lengths")
+
+
+def declare(cell: Cell) -> None:
+    """The operator of a cell."""
+    two = cell.states == 2
+    fwd, bwd = _rows(cell)
+    inputs = _inputs(cell)
+    operator(
+        name=cell.name,
+        synopsis=f"y[n,t] = h of step t, hn = the last h: {cell.synopsis}",
+        category="recurrent",
+        inputs=inputs,
+        optional_inputs=inputs[2:],
+        outputs=("y", "hn", "cn") if two else ("y", "hn"),
+        saved=(*(("gates",) if cell.kept else ()), *(("more",) if cell.apart else ()), *(("c",) if two else ())),
+        attrs=(
+            Attr(name="reverse", default=False, check=lambda v: isinstance(v, (bool, int)) and v in (0, 1),
+                 doc="from the last step to the first"),
+        ),
+        shape=_shape(cell),
+        words=_words,
+        fwd=fwd,
+        bwd=bwd,
+        differentiable=inputs[:-1],
+        examples=(
+            _example(cell, None, 4, 3),
+            _example(cell, None, 3, 17, inputs[-2], batch=7),
+            _example(cell, None, 5, 16, "lengths", batch=9, attrs={"reverse": True}),
+            _example(cell, None, 6, 5, "lengths", batch=8),
+            _example(cell, 1, 3, 33, "b"),
+            _example(cell, 2, 1, 1, "h0", attrs={"reverse": True}),
+            _example(cell, None, 50, 64, "b", batch=32, bench=True),
+        ),
+        source=cell.source,
+    )  # fmt: skip
+
+
+for _cell in CELLS.values():
+    declare(_cell)
