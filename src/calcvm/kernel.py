@@ -134,6 +134,12 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
 
 
+def words_of_cell(cell: Any, row: str, sizes: str) -> Words:
+    """The words of a recurrent cell's row (`calcvm.formulas.cells.Cell`): sizes and operands."""
+    kinds = {"lengths": ".index", "order": ".int64", "counts": ".int64"}
+    return words(sizes, "", [name + kinds.get(name, "") for name in cell.operands(row)])
+
+
 # ---------------------------------------------------------------- a kernel's arguments
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, taken from a device's module ``types``."""

@@ -27,7 +27,10 @@ OPERANDS = {  # of the rows, for a cell that has all
 
 @frozen(kw_only=True)
 class Cell:
-    """gates, apart, states : how many.  kept, reads_before, reads_after : whether the backward reads the gates, and h before and after."""
+    """gates, apart, states : how many.
+
+    kept, reads_before, reads_after : whether the backward reads the gates, h before, h after.  direct : whether it gives dbefore[0].
+    """
 
     name: str
     synopsis: str
@@ -37,6 +40,7 @@ class Cell:
     kept: bool = True
     reads_before: bool = False
     reads_after: bool = False
+    direct: bool = False
     forward: Callable[[Numbers, Numbers, Numbers], tuple[Numbers, Numbers, Numbers]]
     backward: Callable[[Numbers, Numbers, Numbers, Numbers, Numbers], tuple[Numbers, Numbers, Numbers]]
     flops: int
@@ -102,20 +106,20 @@ CELLS = {
     for cell in (
         Cell(
             name="rnn", synopsis="h = tanh(z + h wh + b)", gates=1, kept=False, reads_after=True, forward=_tanh, backward=_tanh_back,
-            flops=10, source="torch.nn.RNN; Elman 1990",
+            flops=3, source="torch.nn.RNN; Elman 1990",
         ),
         Cell(
             name="rnn_relu", synopsis="h = relu(z + h wh + b)", gates=1, kept=False, reads_after=True, forward=_relu, backward=_relu_back,
-            flops=2, source="torch.nn.RNN, nonlinearity relu",
+            flops=3, source="torch.nn.RNN, nonlinearity relu",
         ),
         Cell(
             name="gru", synopsis="r, u = sigmoid(z + h wh + b); g = tanh(z + r*(h wh + b)); h = g + u*(h - g)",
-            gates=3, apart=1, reads_before=True, forward=_gru, backward=_gru_back, flops=40,
+            gates=3, apart=1, reads_before=True, direct=True, forward=_gru, backward=_gru_back, flops=14,
             source="torch.nn.GRU; Cho et al. 2014, with the reset gate after the product",
         ),
         Cell(
             name="lstm", synopsis="i, f, o = sigmoid(z + h wh + b); g = tanh(z + h wh + b); c = f*c + i*g; h = o*tanh(c)",
-            gates=4, states=2, forward=_lstm, backward=_lstm_back, flops=50,
+            gates=4, states=2, forward=_lstm, backward=_lstm_back, flops=16,
             source="torch.nn.LSTM; Hochreiter and Schmidhuber 1997, Gers et al. 2000",
         ),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from numba.core import cgutils
 
 from calcvm.formulas.cells import CELLS, Cell
-from calcvm.kernel import words
+from calcvm.kernel import words_of_cell
 from calcvm.kernels_cpu._common import at, given, kernel_as, lanes, like, njit, share, trap
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
@@ -433,11 +433,6 @@ def _run_weights(cell: Cell) -> Any:
     return run
 
 
-def _words(cell: Cell, row: str, sizes: str) -> Any:
-    kinds = {"lengths": ".index", "order": ".int64", "counts": ".int64"}
-    return words(sizes, "", [name + kinds.get(name, "") for name in cell.operands(row)])
-
-
 def register(cell: Cell) -> None:
     """The kernels of a cell."""
     forward, backward, weights = _run_forward(cell), _run_backward(cell), _run_weights(cell)
@@ -445,21 +440,21 @@ def register(cell: Cell) -> None:
     b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15, b16, b17, b18, b19 = cell.places("backward")
     w0, w1, w2, w3, w4, w5, w6 = cell.places("weights")
 
-    @kernel_as(f"{cell.name}_fwd", _words(cell, "forward", "N T H reverse wn"))
+    @kernel_as(f"{cell.name}_fwd", words_of_cell(cell, "forward", "N T H reverse wn"))
     def _(me, N, T, H, reverse, wn, *p):
         forward(
             me, N, T, H, reverse, p[f0], p[f1], p[f2], p[f3], p[f4], p[f5], p[f6], p[f7], p[f8], p[f9], p[f10], p[f11],
             p[f12], p[f13], p[f14],
         )  # fmt: skip
 
-    @kernel_as(f"{cell.name}_bwd", _words(cell, "backward", "N T H reverse wn"))
+    @kernel_as(f"{cell.name}_bwd", words_of_cell(cell, "backward", "N T H reverse wn"))
     def _(me, N, T, H, reverse, wn, *p):
         backward(
             me, N, T, H, reverse, wn, p[b0], p[b1], p[b2], p[b3], p[b4], p[b5], p[b6], p[b7], p[b8], p[b9], p[b10], p[b11],
             p[b12], p[b13], p[b14], p[b15], p[b16], p[b17], p[b18], p[b19],
         )  # fmt: skip
 
-    @kernel_as(f"{cell.name}_bwd_w", _words(cell, "weights", "N T H reverse acc"))
+    @kernel_as(f"{cell.name}_bwd_w", words_of_cell(cell, "weights", "N T H reverse acc"))
     def _(me, N, T, H, reverse, acc, *p):
         weights(me, N, T, H, reverse, acc, p[w0], p[w1], p[w2], p[w3], p[w4], p[w5], p[w6])
 

@@ -77,7 +77,7 @@ class Emitter:
                 if o.access == "s":
                     elems = extent(o.elems, known)
                     needed = elems.bounds(MAX_BATCH)[1] > 0
-                    named[o.name] = self.value(f"{label}.{o.name}", "workspace", elems) if needed else None
+                    named[o.name] = self.value(f"{label}.{o.name}", "workspace", elems, type=o.type) if needed else None
             named = {o.name: named.get(o.name) for o in spec.operands}
             s = Statement(
                 spec=spec, words=known, operands=named, path=self.path, phase=self.phase, label=label,
@@ -89,9 +89,9 @@ class Emitter:
         return s
 
     def _instance(self, row: RowSpec, operands: Mapping[str, Value | None]) -> RowSpec:
-        """The row for the types of its operands."""
+        """The row for the types of its operands; a type of operands that are left out is the program's float."""
         types = {o.type: v.type for o in row.operands if (v := operands.get(o.name)) is not None}
-        return row.of(tuple(instance_of(variable, types[variable], self.dtype) for variable in row.variables))
+        return row.of(tuple(instance_of(variable, types.get(variable, self.dtype), self.dtype) for variable in row.variables))
 
     def elementwise(
         self, spec: str, shape: Shape, operands: Mapping[str, Value], label: str, **words: Any

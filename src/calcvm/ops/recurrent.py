@@ -31,8 +31,7 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
     products = f"2*N*T*{g}*H*H"
 
     def zeros(w: Any, on: On) -> Room:
-        n = 0 if on.gpu else g * w.H
-        return n, n
+        return g * w.H, g * w.H  # zeros; on a GPU the sums of a step
 
     def turned(w: Any, on: On) -> Room:
         n = 0 if on.gpu else (g * w.H + 1) * ((w.H + 15) // 16 * 16)
@@ -40,7 +39,7 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
 
     state = {name: R(name, last, "N", optional=True) for name in ("h0", "c0", "dhn", "dcn")}
     scratch = {
-        "ws": S("ws", "wn if gpu else nw*wn"),
+        "ws": S("ws", "nw*wn"),
         "order": S("order", "0 if gpu else 2*N", "N", type="int64"),  # the samples, and their steps
         "counts": S("counts", "0 if gpu else nw*(T + 2)", type="int64"),  # of the samples of each length
     }

@@ -364,6 +364,101 @@ def scaled(x, sizes, steps, linear, align, back=False):
     return x
 
 
+# ---------------------------------------------------------------- recurrent cells
+def cell_step(cell, z, h, c, of_h):
+    """The new h and c, and what the gradient reads; z are the sums of the inputs, of_h those of the state."""
+    n = h.shape[1]
+    if cell == "gru":
+        r, u = np.split(sigmoid(z[:, : 2 * n] + of_h[:, : 2 * n]), 2, 1)
+        g = np.tanh(z[:, 2 * n :] + r * of_h[:, 2 * n :])
+        return g + u * (h - g), c, np.concatenate([r, u, g], 1), of_h[:, 2 * n :]
+    z = z + of_h
+    if cell == "lstm":
+        i, f, o = (sigmoid(z[:, k * n : (k + 1) * n]) for k in (0, 1, 3))
+        g = np.tanh(z[:, 2 * n : 3 * n])
+        c = f * c + i * g
+        return o * np.tanh(c), c, np.concatenate([i, f, g, o], 1), None
+    return np.tanh(z) if cell == "rnn" else np.maximum(z, 0), c, None, None
+
+
+def cell_back(cell, gates, more, h, c, h_after, c_after, dh, dc):
+    """The gradients of the sums, of what is added to none of them, of h beside the products, and of c."""
+    if cell == "gru":
+        r, u, g = np.split(gates, 3, 1)
+        dg = dh * (1 - u) * (1 - g * g)
+        return np.concatenate([dg * more * r * (1 - r), dh * (h - g) * u * (1 - u), dg], 1), dg * r, dh * u, dc
+    if cell == "lstm":
+        (i, f, g, o), t = np.split(gates, 4, 1), np.tanh(c_after)
+        e = dh * o * (1 - t * t) + dc
+        slopes = e * g * i * (1 - i), e * c * f * (1 - f), e * i * (1 - g * g), dh * t * o * (1 - o)
+        return np.concatenate(slopes, 1), None, 0 * dh, e * f
+    return dh * (1 - h_after * h_after) if cell == "rnn" else np.where(h_after <= 0, 0, dh), None, 0 * dh, dc
+
+
+def running(T, lengths, n, s, reverse):
+    """The samples that have a step s, and the place of the step in each."""
+    lengths = np.full(n, T) if lengths is None else lengths.astype(np.int64)
+    rows = np.flatnonzero(lengths > s)
+    return rows, lengths[rows] - 1 - s if reverse else np.full(len(rows), s)
+
+
+def recurrent(cell, z, wh, b, h0, c0, lengths, reverse):
+    """All steps of a cell: y, the last h and c, and what the gradient reads: gates, more, c."""
+    (n, T, width), size = z.shape, wh.shape[0]
+    h, c = (np.zeros((n, size), z.dtype) if s is None else s.copy() for s in (h0, c0))
+    y, cs, gates = np.zeros((n, T, size), z.dtype), np.zeros((n, T, size), z.dtype), np.zeros_like(z)
+    more = np.zeros((n, T, size), z.dtype)
+    for s in range(T):
+        rows, t = running(T, lengths, n, s, reverse)
+        of_h = h[rows] @ wh if b is None else h[rows] @ wh + b
+        h[rows], c[rows], kept, apart = cell_step(cell, z[rows, t], h[rows], c[rows], of_h)
+        y[rows, t], cs[rows, t] = h[rows], c[rows]
+        if kept is not None:
+            gates[rows, t] = kept
+        if apart is not None:
+            more[rows, t] = apart
+    return y, h, c, gates, more, cs
+
+
+def before_steps(y, h0, rows, t, s, reverse):
+    """A state before step s."""
+    if s:
+        return y[rows, t + 1 if reverse else t - 1]
+    return np.zeros((len(rows), y.shape[2]), y.dtype) if h0 is None else h0[rows]
+
+
+def recurrent_back(cell, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, reverse):
+    """The gradients of z, of what is added to none of the sums, of h0 and of c0."""
+    n, T, size = (y if y is not None else c).shape
+    y, c = (np.zeros((n, T, size), wh.dtype) if s is None else s for s in (y, c))
+    dz, dmore = np.zeros((n, T, wh.shape[1]), wh.dtype), np.zeros((n, T, size), wh.dtype)
+    dh, dc = (np.zeros((n, size), wh.dtype) if d is None else d.copy() for d in (dhn, dcn))
+    for s in range(T - 1, -1, -1):
+        rows, t = running(T, lengths, n, s, reverse)
+        d = dh[rows] if dy is None else dh[rows] + dy[rows, t]
+        h_before, c_before = before_steps(y, h0, rows, t, s, reverse), before_steps(c, c0, rows, t, s, reverse)
+        kept, apart = None if gates is None else gates[rows, t], None if more is None else more[rows, t]
+        found = cell_back(cell, kept, apart, h_before, c_before, y[rows, t], c[rows, t], d, dc[rows])
+        dz[rows, t], of_more, direct, dc[rows] = found
+        of_h = dz[rows, t].copy()
+        if of_more is not None:
+            dmore[rows, t] = of_h[:, -size:] = of_more
+        dh[rows] = direct + of_h @ wh.T
+    return dz, dmore, dh, dc
+
+
+def recurrent_weights(y, h0, lengths, dz, dmore, reverse):
+    """The gradients of the state's weights and of their bias."""
+    (n, T, size), of_h = y.shape, dz.copy()
+    if dmore is not None:
+        of_h[..., -size:] = dmore
+    before = np.zeros_like(y)
+    for s in range(T):
+        rows, t = running(T, lengths, n, s, reverse)
+        before[rows, t] = before_steps(y, h0, rows, t, s, reverse)
+    return before.reshape(-1, size).T @ of_h.reshape(n * T, -1), of_h.sum((0, 1))
+
+
 # ---------------------------------------------------------------- random numbers
 def mix(z):
     """SplitMix64's finalizer, in wrapping 64-bit integers."""
