@@ -59,9 +59,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     # functions: types of the methods that it sets
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
+    "sequences": ({"errors", "graph", "functions"}, set()),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "frozen"}, {"numpy"}),
+    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "sequences", "frozen"}, {"numpy"}),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
         {"checks", "equations", "errors", "functions", "graph", "ops"},
         {"numpy"},

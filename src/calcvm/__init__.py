@@ -34,6 +34,8 @@ from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, Redu
 from calcvm.operators import register_op
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
+from calcvm.sequences import *  # noqa: F403
+from calcvm.sequences import __all__ as _sequences
 from calcvm.planner import Plan
 from calcvm.teams import set_workers
 from calcvm.vm.memory.store import FileStore, MemoryStore
@@ -55,7 +57,7 @@ __all__ = [
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
-    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
+    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
 _public = __all__
 # `from calcvm import *` must not hide Python's sum, abs, max, min, pow, slice and compile: write cv.sum
@@ -89,7 +91,7 @@ def _text(graph: CalcGraph) -> str:
 _later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "write_out": _write_out, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})"
-    for _name in (*_functions, *_images)
+    for _name in (*_functions, *_images, *_sequences)
     if not hasattr(Variable, _name)
 }
 _hints.hint(globals(), [_name for _name in _public if _name in globals()])

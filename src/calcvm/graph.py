@@ -128,6 +128,7 @@ class Variable(Answering):
     trainable: bool = False
     settled: bool = field(default=False, repr=False)  # the layout is fixed, because something reads it
     unnamed: bool = field(default=False, repr=False)  # the name is automatic: a variable named by the user may take it
+    lengths: Variable | None = field(default=None, repr=False)  # of sequences (N, T, ...): steps of each sample, (N,)
 
     def rename(self, name: str) -> Variable:
         """Rename the variable, and return it."""
@@ -521,6 +522,7 @@ class Path(Answering):
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
     carries: dict[Variable, Variable] = field(default_factory=dict, repr=False)  # what a forward leaves in each carry
+    one_step: bool = False  # layers of sequences compute one step of each sample, from states that they carry
 
     def __repr__(self) -> str:
         of = f", which minimizes {self.loss.name!r}" if self.loss is not None else ""

@@ -284,8 +284,8 @@ NAMES: dict[str, dict[str, str]] = {
 # Names that calcvm has no counterpart for, and what to do instead.
 NONE_YET = {
     **dict.fromkeys((
-        "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
-        "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
+        "Attention", "ConvLSTM2D", "Embedding", "GRUCell", "LSTMCell", "MultiHeadAttention",
+        "MultiheadAttention", "RNNCell", "TimeDistributed", "Transformer", "TransformerDecoder",
         "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod",
         "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "tile",
         "topk", "unique",

@@ -54,15 +54,16 @@ from calcvm.nn.layers import (
     Tanh,
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
+from calcvm.nn.recurrent import GRU, LSTM, RNN
 from calcvm.nn.standardize import Standardize
 
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
     "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
-    "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear",
+    "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
+    "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
-    "RMSNorm", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
+    "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
     "Upsample",
 ]  # fmt: skip

@@ -118,6 +118,10 @@ class Layer(Answering):
         """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
         return _shared(self, x, "buffer", name, shape, init=init)
 
+    def carry(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
+        """A state of each sample that the layer keeps from call to call (`CalcGraph.carry`), of this shape; otherwise as `parameter`."""
+        return _shared(self, x, "carry", name, (None, *shape), init=init)
+
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)
 
@@ -189,8 +193,10 @@ class Sequential(Layer):
             n = counts[layer.kind] = counts.get(layer.kind, 0) + 1
             name, path = f"{scope}{layer.kind}_{n}", x.graph.active
             start = len(path.operations)
-            x = layer.build(x, name, training)
+            before, x = x, layer.build(x, name, training)
             checks.one_of(f"build of {layer!r} must return a variable", x, Variable, "a variable")
+            if before.lengths is not None and x.rank > 2 and x.shape[1] == before.shape[1]:
+                x.lengths = before.lengths  # its steps are those of the input
             for op in path.operations[start:]:
                 op.layer = op.layer or name  # operators of inner layers keep theirs
             path.layers[name] = x, len(path.operations)

@@ -1,0 +1,138 @@
+"""Recurrent layers of sequences (N, T, features), with PyTorch's names and order of gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from calcvm import checks, sequences
+from calcvm import functions as F
+from calcvm.errors import CalcError, ShapeError
+from calcvm.graph import Variable
+from calcvm.init import Uniform
+from calcvm.nn.layers import LARGEST_SIZE, Layer
+
+
+@dataclass(repr=False, eq=False)
+class _Recurrent(Layer):
+    gates: ClassVar[int] = 1
+    states: ClassVar[tuple[str, ...]] = ("h",)
+    function: ClassVar[Callable[..., tuple[Variable, ...]]]
+
+    hidden_size: int
+    _: KW_ONLY
+    num_layers: int = 1
+    bias: bool = True
+    dropout: float = 0.0
+    bidirectional: bool = False
+    return_sequences: bool = True
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        self.hidden_size = checks.integer(f"{name}: hidden_size", self.hidden_size, 1, LARGEST_SIZE)
+        self.num_layers = checks.integer(f"{name}: num_layers", self.num_layers, 1, 1000)
+        for flag in ("bias", "bidirectional", "return_sequences", "trainable"):
+            setattr(self, flag, checks.flag(f"{name}: {flag}", getattr(self, flag)))
+        self.dropout = checks.number(f"{name}: dropout", self.dropout, 0, 1, ends="[)")
+        self.random = bool(self.dropout) and self.num_layers > 1
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        one_step = x.graph.active.one_step
+        wanted = "(N, features), one step of each sample" if one_step else "(N, steps, features)"
+        if x.rank != (2 if one_step else 3) or not all(n.constant for n in x.shape[1:]):
+            raise ShapeError(f"{scope}: the input {x} must be {wanted}")
+        if one_step and self.bidirectional:
+            raise CalcError(f"{scope}: {self!r} reads a sequence from its end too, so it cannot run step by step")
+        lengths = None if one_step else x.lengths
+        for layer in range(self.num_layers):
+            if layer and self.dropout and training:
+                y = F.dropout(y, self.dropout)
+            y, last = self._layer(y if layer else x, layer, one_step, lengths)
+        return y if self.return_sequences else last
+
+    def _layer(self, x: Variable, layer: int, one_step: bool, lengths: Variable | None) -> tuple[Variable, Variable]:
+        """The outputs of all steps, and the last state h, of one of the layers."""
+        if one_step:
+            return self._step(x, layer)
+        found = [
+            type(self).function(x, *self._weights(x, f"_l{layer}{end}"), lengths=lengths, reverse=bool(end), **self._options)
+            for end in ("", "_reverse")[: 1 + self.bidirectional]
+        ]
+        if len(found) == 1:
+            return found[0][0], found[0][1]
+        return F.concat([y for y, *_ in found], axis=-1), F.concat([h for _, h, *_ in found], axis=-1)
+
+    def _step(self, x: Variable, layer: int) -> tuple[Variable, Variable]:
+        """The same for one step, whose states are carried."""
+        states = [self.carry(x, f"{name}_l{layer}", (self.hidden_size,)) for name in self.states]
+        steps = F.reshape(x, (None, 1, x.shape[1].b))
+        _, *new = type(self).function(steps, *self._weights(x, f"_l{layer}"), *states, **self._options)
+        for state, after in zip(states, new):
+            x.graph.active.carry(state, after)
+        return new[0], new[0]
+
+    def _weights(self, x: Variable, end: str) -> list[Variable | None]:
+        """weight_ih, weight_hh, bias_ih, bias_hh."""
+        width, bound = self.gates * self.hidden_size, self.hidden_size**-0.5
+        shapes = {"weight_ih": (x.shape[-1].b, width), "weight_hh": (self.hidden_size, width)}
+        shapes |= {"bias_ih": (width,), "bias_hh": (width,)} if self.bias else {}
+        start = Uniform(-bound, bound)
+        made = [self.parameter(x, name + end, shape, start, trainable=self.trainable) for name, shape in shapes.items()]
+        return [*made, *[None] * (4 - len(made))]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(repr=False, eq=False)
+class RNN(_Recurrent):
+    """h = tanh(x_t weight_ih + bias_ih + h weight_hh + bias_hh), for each step of x (N, T, K): `calcvm.rnn`.
+
+    hidden_size : units H of the state.  num_layers : layers, each on the outputs of the one before.
+    dropout : probability that an output between layers is zeroed in training.
+    bidirectional : a second direction reads from the last step to the first; its outputs are appended, as 2*H features.
+    return_sequences : the outputs of all steps, (N, T, H); False: the state after the last step, (N, H).
+    nonlinearity : "tanh" or "relu".
+
+    Parameters are torch.nn.RNN's, with its names and initial values; weights are transposed, (K, H) and (H, H).
+    """
+
+    function = staticmethod(sequences.rnn)
+    _: KW_ONLY
+    nonlinearity: str = "tanh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nonlinearity not in sequences.NONLINEARITIES:
+            known = ", ".join(sequences.NONLINEARITIES)
+            raise CalcError(f"RNN: nonlinearity must be one of {known}, not {checks.shown(self.nonlinearity)}")
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"nonlinearity": self.nonlinearity}
+
+
+class GRU(_Recurrent):
+    """A gated recurrent unit: `calcvm.gru`; settings as of `RNN`.
+
+    Parameters are torch.nn.GRU's, with its names and order of gates (reset, update, new); weights are transposed, (K, 3*H) and (H, 3*H).
+    """
+
+    gates = 3
+    function = staticmethod(sequences.gru)
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory: `calcvm.lstm`; settings as of `RNN`.
+
+    Parameters are torch.nn.LSTM's, with its names and order of gates (input, forget, cell, output); weights are transposed, (K, 4*H)
+    and (H, 4*H).
+    """
+
+    gates = 4
+    states = ("h", "c")
+    function = staticmethod(sequences.lstm)
