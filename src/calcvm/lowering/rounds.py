@@ -109,11 +109,11 @@ class Rounds:
         if found is None and any(o.what != SAME for o in inputs.values()):
             found = _rule(op, inputs)
         found = found or CONSTANT
+        why = found.why or f"{op.spec.name} ({op.name})" if found.what == OTHER else ""
+        others = found.what == SAMPLES and found.outer == 1  # of several results each has its own size
         return {
-            y: _checked(
-                op, y, replace(found, why=found.why or f"{op.spec.name} ({op.name})" if found.what == OTHER else "")
-            )
-            for y in op.outputs.values()
+            y: _checked(op, y, replace(found, why=why, inner=_size(y.laid[1:]) if others and i else found.inner))
+            for i, y in enumerate(op.outputs.values())
         }
 
 
@@ -175,6 +175,10 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return _product(op, inputs, placed, y)
     if op.spec.category == EQUATION:
         return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
+    if op.spec.category == "recurrent":
+        first = all(len(shapes[slot]) + axis.at == 0 and axis.outer == axis.inner == 1 for slot, axis in placed.items())
+        mixed = kinds - {SAME, SAMPLES} or any(o.added for o in inputs.values())
+        return _along(_Axis(-len(y), 1, 1), y) if first and not mixed and not {"wh", "b"} & placed.keys() else OTHER_
     one = {*placed.values()}
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)

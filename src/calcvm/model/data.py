@@ -10,7 +10,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
-from calcvm.model.roles import WEIGHT, Roles
+from calcvm.model.roles import LENGTHS, WEIGHT, Roles
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.totals import Totals
 from calcvm.vm.run.feeds import numbers, numeric, of_batches, outside
@@ -36,6 +36,8 @@ def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> 
 def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays:
     """Data sets for placeholders: a single array, a tuple of arrays in their order, or a mapping by name."""
     whole, columns = roles.whole, roles.columns
+    if roles.steps and not isinstance(given, (tuple, Mapping)):
+        given = _sequences(what, names, given, roles.steps)
     if isinstance(given, Mapping) and (len(names) != 1 or given.keys() == {*names}):
         unknown = [name for name in given if name not in names]
         missing = [name for name in names if name not in given]
@@ -66,6 +68,53 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
         hint = roles.hint or of_batches(given)
         raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}{hint}")
     return {name: samples(name, array, name in whole, name in columns) for name, array in zip(names, given)}
+
+
+def _sequences(what: str, names: Sequence[str], given: Any, steps: Mapping[str, int]) -> Any:
+    """Sequences as an array with their lengths: a list of arrays (steps, ...), or an array of sequences that all are whole."""
+    first = next((name for name in names if name in steps), None)
+    if first is None or not isinstance(given, list) or not any(np.ndim(item) for item in given):
+        array = given
+        lengths = np.full(len(given), steps.get(first or "", 0)) if hasattr(given, "__len__") else None
+    else:
+        array, lengths = pad_sequences(given, steps[first], what)
+    return {first: array, LENGTHS: lengths} if LENGTHS in names and first is not None else array
+
+
+def pad_sequences(sequences: Iterable[Any], steps: int, what: str = "pad_sequences") -> tuple[np.ndarray, np.ndarray]:
+    """Sequences of different lengths as one array, with zeros after their ends, and their lengths.
+
+    Parameters
+    ----------
+    sequences : arrays (length, ...), alike but for their lengths
+    steps : int, the most steps: the size of the array's second axis
+
+    Returns
+    -------
+    ndarray (n, steps, ...), and ndarray (n,) of int64.
+
+    Raises
+    ------
+    ShapeError : a sequence is longer, or their shapes differ otherwise.
+
+    Examples
+    --------
+    >>> cv.pad_sequences([[1, 2, 3], [4]], steps=3)
+    (array([[1, 2, 3],
+           [4, 0, 0]]), array([3, 1]))
+    """
+    arrays = [numbers(f"{what}: sequence {i}", item) for i, item in enumerate(sequences)]
+    steps = checks.integer(f"{what}: steps", steps)
+    filled = next((a for a in arrays if len(a)), arrays[0] if arrays else np.zeros(0))
+    out = np.zeros((len(arrays), steps, *filled.shape[1:]), np.result_type(*(a.dtype for a in arrays if len(a)), filled.dtype))
+    for i, a in enumerate(arrays):
+        if a.ndim == 0 or len(a) > steps:
+            found = "no axis of steps" if a.ndim == 0 else f"{len(a)} steps"
+            raise ShapeError(f"{what}: sequence {i} has {found}, and the model takes {steps} at most")
+        if len(a) and a.shape[1:] != filled.shape[1:]:
+            raise ShapeError(f"{what}: sequence {i} has the shape {a.shape}, others have {('steps', *filled.shape[1:])}")
+        out[i, : len(a)] = a if len(a) else 0
+    return out, np.array([len(a) for a in arrays], np.int64)
 
 
 def count_of(data: Arrays, roles: Roles) -> int:

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
 from calcvm import checks, hints, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.graph import CalcGraph, Operation, Variable, apply, ask, check_scores
-from calcvm.model.roles import LEARN, PREDICT, TRAINED, WEIGHT
+from calcvm.model.roles import LEARN, LENGTHS, PREDICT, STREAM, TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
 
 if TYPE_CHECKING:
     from typing_extensions import Required
 
+IGNORED = -100  # the label of steps past the length of their sequence
 SOFTMAX, BINARY = "softmax_cross_entropy", "binary_cross_entropy"
 LOSS_WANTED = "a function of (output, target) that returns a variable of one element"
 TERMS_WANTED = "with sample_weight a function of (output, target) that returns a variable with one term per sample"
@@ -68,7 +71,22 @@ def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> 
             f"metric 'accuracy' of one output {x}: a loss function does not define the threshold of class 1: use the loss "
             "binary_cross_entropy on logits, one output per class, or a function of (output, target) as the metric"
         )
-    return F.mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None))
+    return _mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None), x)
+
+
+def _there(x: Variable, terms: Variable) -> Variable:
+    """Whether the steps of terms (N, T, ...) are within the lengths of the sequences x."""
+    steps = x.shape[1].b
+    there = F.greater(F.reshape(x.lengths, (None, 1)), np.arange(steps)[None])
+    return F.reshape(there, (None, steps, *[1] * (terms.rank - 2)))
+
+
+def _mean(terms: Variable, x: Variable) -> Variable:
+    """The mean of the terms of an output x; of a sequence over the steps that are there, and 0 if there are none."""
+    if x.lengths is None:
+        return F.mean(terms)
+    there = _there(x, terms)
+    return F.mean(apply("where", there, terms, 0.0)) / F.share_of(there)
 
 
 def _axis_of(op: Operation, x: Variable) -> int | None:
@@ -91,6 +109,10 @@ def _judges(op: Operation, x: Variable) -> bool:
 THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5}
 
 
+OF_STEPS: dict[str, Callable[..., Variable]] = {  # metrics of sequences with lengths
+    **{name: lambda x, t, of=name: _mean(TERMS[of](x, t), x) for name in ("mse", "mae", "huber")},
+    "rmse": lambda x, t: F.sqrt(_mean(TERMS["mse"](x, t), x)),
+}
 METRICS: dict[str, Callable[..., Variable]] = {
     "accuracy": F.accuracy,
     "mse": F.mse,
@@ -116,6 +138,8 @@ class GraphOptions(TypedDict, total=False):
     channels_last: bool
     train_metrics: bool
     ignore_index: int | None
+    lengths: bool
+    stream: bool
 
 
 def build_graph(
@@ -133,8 +157,10 @@ def build_graph(
     channels_last: bool = False,
     train_metrics: bool = False,
     ignore_index: int | None = None,
+    lengths: bool = False,
+    stream: bool = False,
 ) -> CalcGraph:
-    """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
+    """The graph of a `Model`: paths preprocess (if given), learn, predict (without dropout and augmentation), stream (if wanted).
 
     The parameters are those of `Model`.  Random layers of ``preprocess``, and those after them, are part of learn and predict.
 
@@ -162,6 +188,9 @@ def build_graph(
             f"ignore_index needs the loss {SOFTMAX!r} with labels: a loss function passes it to "
             "cv.softmax_cross_entropy, and a metric function to cv.accuracy"
         )
+    lengths, stream = checks.flag("lengths", lengths), checks.flag("stream", stream)
+    if (lengths or stream) and not input_shape:
+        raise ShapeError(f"input_shape {input_shape}: a sequence has a shape (steps, ...), such as (50, 16)")
     judges = _metrics(loss, metrics, ignore_index)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
@@ -171,6 +200,9 @@ def build_graph(
     g = CalcGraph()
 
     def loss_of(name: str, y: Variable, target: Variable, weight: Variable | None = None) -> Variable:
+        if y.lengths is not None and isinstance(loss, str) and (loss != SOFTMAX or target.rank == y.rank):
+            terms = TERMS[loss](y, target)
+            return _mean(terms if weight is None else _weighted(terms, weight), y).rename(name)
         if weight is not None or (sample_weight and not isinstance(loss, str)):
             share = None
             if weight is not None and isinstance(loss, str):
@@ -194,6 +226,7 @@ def build_graph(
     def judge(output: Variable, target: Variable, prefix: str) -> None:
         for name, metric in judges.items():
             what = f"metric {name!r}"
+            metric = metric if output.lengths is None else OF_STEPS.get(name, metric)
             figure = checks.one_of(what, ask(what, metric, output, target), Variable, LOSS_WANTED)
             if numel(figure.shape) != 1:
                 raise ShapeError(
@@ -201,7 +234,14 @@ def build_graph(
                 )
             figure.rename(prefix + name)
 
+    def labelled(y: Variable, target: Variable) -> Variable:
+        """The target, where labels of steps past the lengths are ignored."""
+        if y.lengths is None or loss != SOFTMAX or target.rank == y.rank:
+            return target
+        return F.where(_there(y, target), target, ignore_index)
+
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
+    x.lengths = g.placeholder(LENGTHS, (None,), "int64") if lengths else None
     if shared:
         with g.path("preprocess", adopt=False):
             x = nn.Sequential(*before[:shared]).build(x, "preprocess.", training=False)
@@ -236,15 +276,28 @@ def build_graph(
                 del sizes[F.class_axis(y)]
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
+        if lengths and y.lengths is not None and loss == SOFTMAX and ignore_index is None and target.rank < y.rank:
+            ignore_index = IGNORED
+            judges = _metrics(loss, metrics, ignore_index)
+        wanted = labelled(y, target)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
-        descended = loss_of("loss", y, target, weight)
+        descended = loss_of("loss", y, wanted, weight)
         if train_metrics:
-            judge(y, target, TRAINED)
+            judge(y, wanted, TRAINED)
         learn.minimize(descended, optimizer, output=y, rates=rates)
     with g.path(PREDICT, adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
+        target = labelled(output, target)
         loss_of("predict.loss", output, target)
         judge(output, target, "")
+    if stream:
+        with g.path(STREAM, adopt=False) as steps:
+            steps.one_step = True
+            step = g.placeholder("step", (None, *input_shape[1:]), input_dtype, channels_last)
+            step = nn.Sequential(*before).build(step, "augment.", training=False)
+            steps.output = network.build(step, training=False).rename("stream.output")
+        if not steps.carries:
+            raise CalcError("stream=True: no layer of the network keeps a state from step to step, such as nn.LSTM")
     if turned and any(op.spec.name == "conv" for op in predict.operations):
         warn(turned)
     return g

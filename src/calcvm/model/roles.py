@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
-LEARN, PREDICT = "learn", "predict"  # the paths of a model
+LEARN, PREDICT, STREAM = "learn", "predict", "stream"  # the paths of a model; the last one runs sequences step by step
 WEIGHT = "sample_weight"  # the placeholder for the weight of each sample in the loss
+LENGTHS = "lengths"  # the placeholder for the steps of each sequence
 TRAINED = f"{LEARN}."  # prefix of results of path learn that judge a model while it trains
 
 
@@ -26,6 +27,7 @@ class Roles:
     trained : the loss of learn, and its results that judge a model while it trains, with their names there.
     hint : the end of an error about too few inputs.
     ranks : numbers of axes of the inputs and targets.
+    steps : of a model of sequences with lengths, the most steps of each input and target.
     """
 
     inputs: tuple[str, ...]
@@ -37,6 +39,7 @@ class Roles:
     columns: frozenset[str] = frozenset()
     hint: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -68,7 +71,8 @@ class Roles:
             "has no output="
         ) * (loaded.paths[LEARN]["output"] is None and LEARN in dict(loaded.before(PREDICT, ("forward",))))
         ranks = {name: len(loaded.forms[name]) for name in (*inputs, *targets)}
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks)
+        steps = {name: loaded.forms[name][1].b for name, rank in ranks.items() if LENGTHS in inputs and rank > 1}
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps)
 
     @property
     def weighted(self) -> bool:
