@@ -62,7 +62,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "sequences": ({"errors", "graph", "functions"}, set()),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "sequences", "frozen"}, {"numpy"}),
+    "nn": (
+        {"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "sequences", "frozen"},
+        {"numpy"},
+    ),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
         {"checks", "equations", "errors", "functions", "graph", "ops"},
         {"numpy"},

@@ -30,13 +30,23 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
-from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
+from calcvm.model import (
+    CalcHeap,
+    Callback,
+    EarlyStopping,
+    History,
+    Model,
+    ReduceOnPlateau,
+    build_graph,
+    load,
+    pad_sequences,
+)
 from calcvm.operators import register_op
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
+from calcvm.planner import Plan
 from calcvm.sequences import *  # noqa: F403
 from calcvm.sequences import __all__ as _sequences
-from calcvm.planner import Plan
 from calcvm.teams import set_workers
 from calcvm.vm.memory.store import FileStore, MemoryStore
 from calcvm.vm.program.program import Program, load_program
@@ -56,7 +66,7 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
-    "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
+    "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
 _public = __all__

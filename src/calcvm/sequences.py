@@ -13,7 +13,9 @@ __all__ = ["gru", "lstm", "rnn"]
 NONLINEARITIES = {"tanh": "rnn", "relu": "rnn_relu"}
 
 
-def _recurrent(cell: str, x: Variable, w_ih: Variable, w_hh: Variable, biases: Any, states: Any, **how: Any) -> tuple[Variable, ...]:
+def _recurrent(
+    cell: str, x: Variable, w_ih: Variable, w_hh: Variable, biases: Any, states: Any, **how: Any
+) -> tuple[Variable, ...]:
     """All outputs of a cell; an error of its shapes names the function's arguments."""
     lengths, reverse = how["lengths"], how["reverse"]
     y = apply(cell, F.linear(x, w_ih, biases[0]), w_hh, biases[1], *states, lengths, reverse=reverse)

@@ -28,7 +28,9 @@ transposed = transpose()
 
 
 # ---------------------------------------------------------------- tiles
-def _tiles(e: Emit, m: Any, units: Any, vectors: int, blocks: int, visit: Callable[[Tile, Any, list[Any]], None]) -> None:
+def _tiles(
+    e: Emit, m: Any, units: Any, vectors: int, blocks: int, visit: Callable[[Tile, Any, list[Any]], None]
+) -> None:
     """``visit(tile, j, masks)`` over m rows, and units from j on in blocks of vectors, each with its mask.
 
     vectors : accumulators for each vector of units.  blocks : vectors of units in a tile of several rows.
@@ -148,10 +150,10 @@ def _step(cell: Cell) -> Any:
                     def store(r=r, q=q, to_gates=to_gates, to_more=to_more, after=after):  # type: ignore[no-untyped-def]
                         for v, p in zip(after, (ys[r], news[r])):
                             a.store(v, p, q)
-                        for flag, p, given in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
-                            if given:
+                        for flag, p, new in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
+                            if new:
                                 with b.if_then(b.icmp_signed("!=", flag, c64(0))):
-                                    for x, v in enumerate(given):
+                                    for x, v in enumerate(new):
                                         a.store(v, p, q, gate[x])
 
                     a.stored(r, store)
@@ -179,7 +181,9 @@ def _step_back(cell: Cell) -> Any:
             acc = [b.fadd(a.load(p, q).v, a.load(d, q).v) for p, d in zip(dhs, ds) for q in range(nb)]
             acc = a.products(k, a.of(dnext, steps, row), wt, ws, [None], acc)
             if apart:
-                acc = a.products(ka, a.of(mnext, steps, rest), e.at(wt, b.mul(b.mul(H, c64(merged)), ws)), ws, [None], acc)
+                acc = a.products(
+                    ka, a.of(mnext, steps, rest), e.at(wt, b.mul(b.mul(H, c64(merged)), ws)), ws, [None], acc
+                )
             firsts = a.of(dh0, samples, H)
 
             def end() -> None:
@@ -196,7 +200,10 @@ def _step_back(cell: Cell) -> Any:
                     for q in range(nb):
                         kept = [a.load(gs[r], q, gate[x]) for x in range(g)] if cell.kept else []
                         mores = [a.load(ms[r], q, gate[x]) for x in range(apart)]
-                        before = [a.load(hs_[r], q) if cell.reads_before else None, *([a.load(olds[r], q)] if two else [])]
+                        before = [
+                            a.load(hs_[r], q) if cell.reads_before else None,
+                            *([a.load(olds[r], q)] if two else []),
+                        ]
                         after = [a.load(ys[r], q) if cell.reads_after else None, *([a.load(cs_[r], q)] if two else [])]
                         d = [V(b, acc[r * nb + q]), *([a.load(dcs[r], q)] if two else [])]
                         dzs, dmores, (dh_, *dc_) = cell.backward(kept, mores, before, after, d)
@@ -301,11 +308,53 @@ def _run_forward(cell: Cell) -> Any:
             places(s, left, T, lengths, has, reverse, who, now)
             if s > 0:
                 cb = at(c, back) if kept else cn
-                step(left, H, H, now, z, wh, bias, at(y, back), now, H, cb, of, H, to, of, y, gates, more, 1 if keep else 0, 1 if keep_more else 0)
+                step(
+                    left,
+                    H,
+                    H,
+                    now,
+                    z,
+                    wh,
+                    bias,
+                    at(y, back),
+                    now,
+                    H,
+                    cb,
+                    of,
+                    H,
+                    to,
+                    of,
+                    y,
+                    gates,
+                    more,
+                    1 if keep else 0,
+                    1 if keep_more else 0,
+                )
             else:
                 hb, hs = h0 if from_h else zeros, H if from_h else 0
                 cb, cs = c0 if from_c else zeros, H if from_c else 0
-                step(left, hs, H, now, z, wh, bias, hb, who, hs, cb, who, cs, to, of, y, gates, more, 1 if keep else 0, 1 if keep_more else 0)
+                step(
+                    left,
+                    hs,
+                    H,
+                    now,
+                    z,
+                    wh,
+                    bias,
+                    hb,
+                    who,
+                    hs,
+                    cb,
+                    who,
+                    cs,
+                    to,
+                    of,
+                    y,
+                    gates,
+                    more,
+                    1 if keep else 0,
+                    1 if keep_more else 0,
+                )
             s += 1
             left = running_at(s, left, T, lengths, has, who)
         for n in range(lo, hi):
@@ -334,7 +383,34 @@ def _run_backward(cell: Cell) -> Any:
     step, g, apart, two = _step_back(cell), cell.gates, cell.apart, cell.states == 2
 
     @njit
-    def run(me, N, T, H, reverse, wn, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, dz, dmore, dh0, dc0, dh, dc, ws, order, counts):
+    def run(
+        me,
+        N,
+        T,
+        H,
+        reverse,
+        wn,
+        wh,
+        h0,
+        c0,
+        lengths,
+        y,
+        gates,
+        more,
+        c,
+        dy,
+        dhn,
+        dcn,
+        dz,
+        dmore,
+        dh0,
+        dc0,
+        dh,
+        dc,
+        ws,
+        order,
+        counts,
+    ):
         lo, hi = share(me, N)
         m, back, ahead, size = hi - lo, H if reverse else -H, -1 if reverse else 1, lanes(ws)
         if m == 0:
@@ -368,18 +444,99 @@ def _run_backward(cell: Cell) -> Any:
                 hb, of, hs = h0 if from_h else zeros, who, H if from_h else 0
                 cb, cs = c0 if from_c else zeros, H if from_c else 0
             if on > 0:
-                step(on, 1, H, now, who, dnext, mnext, wt, width, d, ds, hb, of, hs, cb, of, cs, y, c, gates, more, dh, dc, dz, dmore, dh, 0)
+                step(
+                    on,
+                    1,
+                    H,
+                    now,
+                    who,
+                    dnext,
+                    mnext,
+                    wt,
+                    width,
+                    d,
+                    ds,
+                    hb,
+                    of,
+                    hs,
+                    cb,
+                    of,
+                    cs,
+                    y,
+                    c,
+                    gates,
+                    more,
+                    dh,
+                    dc,
+                    dz,
+                    dmore,
+                    dh,
+                    0,
+                )
             if left > on:
                 step(
-                    left - on, 0, H, at(now, on), at(who, on), dnext, mnext, wt, width, d, ds, hb, at(of, on), hs, cb, at(of, on), cs,
-                    y, c, gates, more, dh, dc, dz, dmore, dh, 0,
+                    left - on,
+                    0,
+                    H,
+                    at(now, on),
+                    at(who, on),
+                    dnext,
+                    mnext,
+                    wt,
+                    width,
+                    d,
+                    ds,
+                    hb,
+                    at(of, on),
+                    hs,
+                    cb,
+                    at(of, on),
+                    cs,
+                    y,
+                    c,
+                    gates,
+                    more,
+                    dh,
+                    dc,
+                    dz,
+                    dmore,
+                    dh,
+                    0,
                 )
             s -= 1
         if given(me, dh0):
             left = running_at(0, m, T, lengths, has, who)
             places(0, left, T, lengths, has, reverse, who, now)
             if left > 0:
-                step(left, 1, H, now, who, dz, dmore, wt, width, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc, dz, dmore, dh0, 1)
+                step(
+                    left,
+                    1,
+                    H,
+                    now,
+                    who,
+                    dz,
+                    dmore,
+                    wt,
+                    width,
+                    zeros,
+                    0,
+                    zeros,
+                    who,
+                    0,
+                    zeros,
+                    who,
+                    0,
+                    y,
+                    c,
+                    gates,
+                    more,
+                    dh,
+                    dc,
+                    dz,
+                    dmore,
+                    dh0,
+                    1,
+                )
             for i in range(left, m):
                 copy(H, at(dh, who[i] * H), at(dh0, who[i] * H))
         if two and given(me, dc0):
@@ -399,11 +556,45 @@ def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, 
             continue
         if from_h:
             first = n * T + (length - 1 if reverse else 0)
-            gemm(hi - lo, cols, 1, at(h0, n * H + lo), 1, H, at(d, first * width), width, 1, to, g * H, to, g * H, mode, d, 0)
+            gemm(
+                hi - lo,
+                cols,
+                1,
+                at(h0, n * H + lo),
+                1,
+                H,
+                at(d, first * width),
+                width,
+                1,
+                to,
+                g * H,
+                to,
+                g * H,
+                mode,
+                d,
+                0,
+            )
             mode = 1
         if length > 1:
             h, s = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
-            gemm(hi - lo, cols, length - 1, at(y, h * H + lo), 1, H, at(d, s * width), width, 1, to, g * H, to, g * H, mode, d, 0)
+            gemm(
+                hi - lo,
+                cols,
+                length - 1,
+                at(y, h * H + lo),
+                1,
+                H,
+                at(d, s * width),
+                width,
+                1,
+                to,
+                g * H,
+                to,
+                g * H,
+                mode,
+                d,
+                0,
+            )
             mode = 1
     if mode == 0:
         for i in range(hi - lo):
@@ -419,7 +610,26 @@ def _run_weights(cell: Cell) -> Any:
         if rows[0] < rows[1]:
             products_of(me, rows, g * H, 0, merged * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, dz, dwh, g)
             if apart:
-                products_of(me, rows, apart * H, merged * H, apart * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, dmore, dwh, g)
+                products_of(
+                    me,
+                    rows,
+                    apart * H,
+                    merged * H,
+                    apart * H,
+                    N,
+                    T,
+                    H,
+                    reverse,
+                    acc,
+                    has,
+                    from_h,
+                    y,
+                    h0,
+                    lengths,
+                    dmore,
+                    dwh,
+                    g,
+                )
         if given(me, db):
             lo, hi = share(me, g * H)
             if lo < hi:

@@ -107,14 +107,15 @@ def _forward(cell: Cell) -> Any:
         if has_gates else (lambda p, H, u, out: None)
     )  # fmt: skip
     put_more = device(
-        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_after + g :])) if apart else (lambda p, H, u, out: None)
+        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_after + g :]))
+        if apart
+        else (lambda p, H, u, out: None)
     )
 
     @device
     def run(me, N, T, H, reverse, wn, z, wh, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws):
         n, stop = share(me, N)
-        sum_of, back = at(ws, me.worker * wn), 1 if reverse else -1
-        kept = two and given(me, c)
+        sum_of, kept = at(ws, me.worker * wn), two and given(me, c)
         while n < stop:
             length = length_of(me, T, lengths, n)
             put(me, H, h0, n * H, hn, n * H)
@@ -184,7 +185,9 @@ def _backward(cell: Cell) -> Any:
         if two else (lambda me, s, here, back, c, n, c0, H, u, dc: ())
     )  # fmt: skip
     put_more = device(
-        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_before + g :])) if apart else (lambda p, H, u, out: None)
+        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_before + g :]))
+        if apart
+        else (lambda p, H, u, out: None)
     )
 
     @device

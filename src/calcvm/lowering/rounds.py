@@ -177,8 +177,8 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
     if op.spec.category == "recurrent":
         first = all(len(shapes[slot]) + axis.at == 0 and axis.outer == axis.inner == 1 for slot, axis in placed.items())
-        mixed = kinds - {SAME, SAMPLES} or any(o.added for o in inputs.values())
-        return _along(_Axis(-len(y), 1, 1), y) if first and not mixed and not {"wh", "b"} & placed.keys() else OTHER_
+        other = kinds - {SAME, SAMPLES} or any(o.added for o in inputs.values())
+        return _along(_Axis(-len(y), 1, 1), y) if first and not other and not {"wh", "b"} & placed.keys() else OTHER_
     one = {*placed.values()}
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calcvm.model.callbacks import Callback, EarlyStopping, ReduceOnPlateau
+from calcvm.model.data import pad_sequences
 from calcvm.model.files import persistent
 from calcvm.model.history import History
 from calcvm.model.model import CalcHeap, Model, load
@@ -11,5 +12,5 @@ from calcvm.model.roles import Roles
 
 __all__ = [
     "CalcHeap", "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "build_graph", "load",
-    "persistent",
+    "pad_sequences", "persistent",
 ]  # fmt: skip

@@ -106,13 +106,17 @@ def pad_sequences(sequences: Iterable[Any], steps: int, what: str = "pad_sequenc
     arrays = [numbers(f"{what}: sequence {i}", item) for i, item in enumerate(sequences)]
     steps = checks.integer(f"{what}: steps", steps)
     filled = next((a for a in arrays if len(a)), arrays[0] if arrays else np.zeros(0))
-    out = np.zeros((len(arrays), steps, *filled.shape[1:]), np.result_type(*(a.dtype for a in arrays if len(a)), filled.dtype))
+    out = np.zeros(
+        (len(arrays), steps, *filled.shape[1:]), np.result_type(*(a.dtype for a in arrays if len(a)), filled.dtype)
+    )
     for i, a in enumerate(arrays):
         if a.ndim == 0 or len(a) > steps:
             found = "no axis of steps" if a.ndim == 0 else f"{len(a)} steps"
             raise ShapeError(f"{what}: sequence {i} has {found}, and the model takes {steps} at most")
         if len(a) and a.shape[1:] != filled.shape[1:]:
-            raise ShapeError(f"{what}: sequence {i} has the shape {a.shape}, others have {('steps', *filled.shape[1:])}")
+            raise ShapeError(
+                f"{what}: sequence {i} has the shape {a.shape}, others have {('steps', *filled.shape[1:])}"
+            )
         out[i, : len(a)] = a if len(a) else 0
     return out, np.array([len(a) for a in arrays], np.int64)
 

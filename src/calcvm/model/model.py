@@ -131,6 +131,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     ignore_index : int, optional
         A label of softmax_cross_entropy, such as -100 or 255: samples with it (or pixels of images) do not count in loss,
         gradients and accuracy, which are means over the others.  Without others they are 0.
+    lengths : bool
+        Samples are sequences of different lengths, at most ``input_shape[0]`` steps: data are lists of arrays (steps, ...), or arrays
+        of padded sequences with their lengths, ``(X, lengths)``.  Loss and metrics count the steps that are there.
+    stream : bool
+        A path "stream" runs the network step by step, from states that its layers keep: `stream`.
     keep : list of str
         Names of results that stay readable after `run` or `step`: of layers, as in `summary` (``"relu_1"``: the layer's
         output in path predict; ``"learn.relu_1"``), or of variables.

@@ -76,8 +76,9 @@ def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> 
 
 def _there(x: Variable, terms: Variable) -> Variable:
     """Whether the steps of terms (N, T, ...) are within the lengths of the sequences x."""
+    assert x.lengths is not None
     steps = x.shape[1].b
-    there = F.greater(F.reshape(x.lengths, (None, 1)), np.arange(steps)[None])
+    there = apply("greater", F.reshape(x.lengths, (None, 1)), np.arange(steps)[None])
     return F.reshape(there, (None, steps, *[1] * (terms.rank - 2)))
 
 
@@ -236,7 +237,7 @@ def build_graph(
 
     def labelled(y: Variable, target: Variable) -> Variable:
         """The target, where labels of steps past the lengths are ignored."""
-        if y.lengths is None or loss != SOFTMAX or target.rank == y.rank:
+        if y.lengths is None or ignore_index is None or target.rank == y.rank:
             return target
         return F.where(_there(y, target), target, ignore_index)
 

@@ -47,10 +47,10 @@ class _Recurrent(Layer):
         if one_step and self.bidirectional:
             raise CalcError(f"{scope}: {self!r} reads a sequence from its end too, so it cannot run step by step")
         lengths = None if one_step else x.lengths
+        y = x
         for layer in range(self.num_layers):
-            if layer and self.dropout and training:
-                y = F.dropout(y, self.dropout)
-            y, last = self._layer(y if layer else x, layer, one_step, lengths)
+            dropped = F.dropout(y, self.dropout) if layer and self.dropout and training else y
+            y, last = self._layer(dropped, layer, one_step, lengths)
         return y if self.return_sequences else last
 
     def _layer(self, x: Variable, layer: int, one_step: bool, lengths: Variable | None) -> tuple[Variable, Variable]:
@@ -58,7 +58,9 @@ class _Recurrent(Layer):
         if one_step:
             return self._step(x, layer)
         found = [
-            type(self).function(x, *self._weights(x, f"_l{layer}{end}"), lengths=lengths, reverse=bool(end), **self._options)
+            type(self).function(
+                x, *self._weights(x, f"_l{layer}{end}"), lengths=lengths, reverse=bool(end), **self._options
+            )
             for end in ("", "_reverse")[: 1 + self.bidirectional]
         ]
         if len(found) == 1:
@@ -77,7 +79,10 @@ class _Recurrent(Layer):
     def _weights(self, x: Variable, end: str) -> list[Variable | None]:
         """weight_ih, weight_hh, bias_ih, bias_hh."""
         width, bound = self.gates * self.hidden_size, self.hidden_size**-0.5
-        shapes = {"weight_ih": (x.shape[-1].b, width), "weight_hh": (self.hidden_size, width)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (x.shape[-1].b, width),
+            "weight_hh": (self.hidden_size, width),
+        }
         shapes |= {"bias_ih": (width,), "bias_hh": (width,)} if self.bias else {}
         start = Uniform(-bound, bound)
         made = [self.parameter(x, name + end, shape, start, trainable=self.trainable) for name, shape in shapes.items()]

@@ -100,7 +100,9 @@ def _shape(cell: Cell) -> Any:
         if len(wh) != 2 or not all(n.constant for n in wh) or wh[1] != cell.gates * wh[0]:
             raise ValueError(f"the weights {show(wh)} must be (H, {cell.gates}*H), for H units of the state")
         if len(z) != 3 or z[2] != wh[1]:
-            raise ValueError(f"z {show(z)} must be (N, T, {show(wh[1:])[1:-1].rstrip(',')}): samples, steps, sums of each gate")
+            raise ValueError(
+                f"z {show(z)} must be (N, T, {show(wh[1:])[1:-1].rstrip(',')}): samples, steps, sums of each gate"
+            )
         n, t, h = z[0], z[1], wh[0]
         if not (n.constant or t.constant):
             raise ValueError(f"z {show(z)} has the batch twice")
@@ -126,7 +128,14 @@ def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch: int = 5, **more: Any) -> Example:
     """given : the last input that is given."""
-    of = {"z": (n, t, cell.gates * h), "wh": (h, cell.gates * h), "b": (cell.gates * h,), "h0": (n, h), "c0": (n, h), "lengths": (n,)}
+    of = {
+        "z": (n, t, cell.gates * h),
+        "wh": (h, cell.gates * h),
+        "b": (cell.gates * h,),
+        "h0": (n, h),
+        "c0": (n, h),
+        "lengths": (n,),
+    }
     names = _inputs(cell)
     shapes = tuple(of[name] for name in names[: names.index(given) + 1])
     integer = {"lengths": t + 1} if given == "lengths" else {}

@@ -404,7 +404,7 @@ def running(T, lengths, n, s, reverse):
 
 def recurrent(cell, z, wh, b, h0, c0, lengths, reverse):
     """All steps of a cell: y, the last h and c, and what the gradient reads: gates, more, c."""
-    (n, T, width), size = z.shape, wh.shape[0]
+    n, T, size = z.shape[0], z.shape[1], wh.shape[0]
     h, c = (np.zeros((n, size), z.dtype) if s is None else s.copy() for s in (h0, c0))
     y, cs, gates = np.zeros((n, T, size), z.dtype), np.zeros((n, T, size), z.dtype), np.zeros_like(z)
     more = np.zeros((n, T, size), z.dtype)
