@@ -298,7 +298,8 @@ def _run_forward(cell: Cell) -> Any:
         zeros, who, now = at(ws, me.worker * g * H), at(order, 2 * lo), at(order, lo + hi)
         has, from_h, from_c = given(me, lengths), given(me, h0), two and given(me, c0)
         kept = two and given(me, c)
-        keep, keep_more = has_gates and given(me, gates), apart > 0 and given(me, more)
+        keep = 1 if has_gates and given(me, gates) else 0
+        keep_more = 1 if apart and given(me, more) else 0
         fill(g * H, zeros, like(ws, 0))
         if not ordered(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2))):
             return
@@ -306,55 +307,14 @@ def _run_forward(cell: Cell) -> Any:
         s, left = 0, running_at(0, m, T, lengths, has, who)
         while left > 0:
             places(s, left, T, lengths, has, reverse, who, now)
-            if s > 0:
-                cb = at(c, back) if kept else cn
-                step(
-                    left,
-                    H,
-                    H,
-                    now,
-                    z,
-                    wh,
-                    bias,
-                    at(y, back),
-                    now,
-                    H,
-                    cb,
-                    of,
-                    H,
-                    to,
-                    of,
-                    y,
-                    gates,
-                    more,
-                    1 if keep else 0,
-                    1 if keep_more else 0,
-                )
-            else:
+            first = s == 0
+            hb, hs = at(y, back), H
+            cb, cs = at(c, back) if kept else cn, H
+            if first:
                 hb, hs = h0 if from_h else zeros, H if from_h else 0
                 cb, cs = c0 if from_c else zeros, H if from_c else 0
-                step(
-                    left,
-                    hs,
-                    H,
-                    now,
-                    z,
-                    wh,
-                    bias,
-                    hb,
-                    who,
-                    hs,
-                    cb,
-                    who,
-                    cs,
-                    to,
-                    of,
-                    y,
-                    gates,
-                    more,
-                    1 if keep else 0,
-                    1 if keep_more else 0,
-                )
+            of_h, of_c = who if first else now, who if first else of
+            step(left, hs, H, now, z, wh, bias, hb, of_h, hs, cb, of_c, cs, to, of, y, gates, more, keep, keep_more)
             s += 1
             left = running_at(s, left, T, lengths, has, who)
         for n in range(lo, hi):
@@ -384,33 +344,8 @@ def _run_backward(cell: Cell) -> Any:
 
     @njit
     def run(
-        me,
-        N,
-        T,
-        H,
-        reverse,
-        wn,
-        wh,
-        h0,
-        c0,
-        lengths,
-        y,
-        gates,
-        more,
-        c,
-        dy,
-        dhn,
-        dcn,
-        dz,
-        dmore,
-        dh0,
-        dc0,
-        dh,
-        dc,
-        ws,
-        order,
-        counts,
-    ):
+        me, N, T, H, reverse, wn, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, dz, dmore, dh0, dc0, dh, dc, ws, order, counts
+    ):  # fmt: skip
         lo, hi = share(me, N)
         m, back, ahead, size = hi - lo, H if reverse else -H, -1 if reverse else 1, lanes(ws)
         if m == 0:
@@ -443,100 +378,22 @@ def _run_backward(cell: Cell) -> Any:
             if s == 0:
                 hb, of, hs = h0 if from_h else zeros, who, H if from_h else 0
                 cb, cs = c0 if from_c else zeros, H if from_c else 0
-            if on > 0:
-                step(
-                    on,
-                    1,
-                    H,
-                    now,
-                    who,
-                    dnext,
-                    mnext,
-                    wt,
-                    width,
-                    d,
-                    ds,
-                    hb,
-                    of,
-                    hs,
-                    cb,
-                    of,
-                    cs,
-                    y,
-                    c,
-                    gates,
-                    more,
-                    dh,
-                    dc,
-                    dz,
-                    dmore,
-                    dh,
-                    0,
-                )
-            if left > on:
-                step(
-                    left - on,
-                    0,
-                    H,
-                    at(now, on),
-                    at(who, on),
-                    dnext,
-                    mnext,
-                    wt,
-                    width,
-                    d,
-                    ds,
-                    hb,
-                    at(of, on),
-                    hs,
-                    cb,
-                    at(of, on),
-                    cs,
-                    y,
-                    c,
-                    gates,
-                    more,
-                    dh,
-                    dc,
-                    dz,
-                    dmore,
-                    dh,
-                    0,
-                )
+            for ends in range(2):  # samples that have a next step, and those that end here
+                start, stop = (on, left) if ends else (0, on)
+                if stop > start:
+                    step(
+                        stop - start, 1 - ends, H, at(now, start), at(who, start), dnext, mnext, wt, width, d, ds, hb, at(of, start), hs,
+                        cb, at(of, start), cs, y, c, gates, more, dh, dc, dz, dmore, dh, 0,
+                    )  # fmt: skip
             s -= 1
         if given(me, dh0):
             left = running_at(0, m, T, lengths, has, who)
             places(0, left, T, lengths, has, reverse, who, now)
             if left > 0:
                 step(
-                    left,
-                    1,
-                    H,
-                    now,
-                    who,
-                    dz,
-                    dmore,
-                    wt,
-                    width,
-                    zeros,
-                    0,
-                    zeros,
-                    who,
-                    0,
-                    zeros,
-                    who,
-                    0,
-                    y,
-                    c,
-                    gates,
-                    more,
-                    dh,
-                    dc,
-                    dz,
-                    dmore,
-                    dh0,
-                    1,
-                )
+                    left, 1, H, now, who, dz, dmore, wt, width, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc, dz,
+                    dmore, dh0, 1,
+                )  # fmt: skip
             for i in range(left, m):
                 copy(H, at(dh, who[i] * H), at(dh0, who[i] * H))
         if two and given(me, dc0):
@@ -552,50 +409,16 @@ def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, 
     to, mode = at(dwh, lo * g * H + off), acc
     for n in range(N):
         length = length_of(T, lengths, has, n)
-        if length == 0:
-            continue
-        if from_h:
-            first = n * T + (length - 1 if reverse else 0)
-            gemm(
-                hi - lo,
-                cols,
-                1,
-                at(h0, n * H + lo),
-                1,
-                H,
-                at(d, first * width),
-                width,
-                1,
-                to,
-                g * H,
-                to,
-                g * H,
-                mode,
-                d,
-                0,
-            )
-            mode = 1
-        if length > 1:
-            h, s = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
-            gemm(
-                hi - lo,
-                cols,
-                length - 1,
-                at(y, h * H + lo),
-                1,
-                H,
-                at(d, s * width),
-                width,
-                1,
-                to,
-                g * H,
-                to,
-                g * H,
-                mode,
-                d,
-                0,
-            )
-            mode = 1
+        first = n * T + (length - 1 if reverse else 0)
+        h, row = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
+        for of_first in range(2):
+            k = min(length, 1 if from_h else 0) if of_first else length - 1
+            if k > 0:
+                before, here = at(h0, n * H + lo) if of_first else at(y, h * H + lo), first if of_first else row
+                gemm(
+                    hi - lo, cols, k, before, 1, H, at(d, here * width), width, 1, to, g * H, to, g * H, mode, d, 0
+                )  # fmt: skip
+                mode = 1
     if mode == 0:
         for i in range(hi - lo):
             fill(cols, at(to, i * g * H), like(dwh, 0))
@@ -607,38 +430,16 @@ def _run_weights(cell: Cell) -> Any:
     @njit
     def run(me, N, T, H, reverse, acc, y, h0, lengths, dz, dmore, dwh, db):
         rows, has, from_h = share(me, H), given(me, lengths), given(me, h0)
-        if rows[0] < rows[1]:
-            products_of(me, rows, g * H, 0, merged * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, dz, dwh, g)
-            if apart:
-                products_of(
-                    me,
-                    rows,
-                    apart * H,
-                    merged * H,
-                    apart * H,
-                    N,
-                    T,
-                    H,
-                    reverse,
-                    acc,
-                    has,
-                    from_h,
-                    y,
-                    h0,
-                    lengths,
-                    dmore,
-                    dwh,
-                    g,
-                )
-        if given(me, db):
-            lo, hi = share(me, g * H)
-            if lo < hi:
-                n = min(hi, merged * H) - lo
-                if n > 0:
-                    column_sums(n, N * T, g * H, at(dz, lo), at(db, lo), acc)
-                lo = max(lo, merged * H)
-                if apart and hi > lo:
-                    column_sums(hi - lo, N * T, apart * H, at(dmore, lo - merged * H), at(db, lo), acc)
+        for part in range(2 if apart else 1):
+            n, off, width = (apart, merged * H, apart * H) if part else (merged, 0, g * H)
+            d = dmore if part else dz
+            if rows[0] < rows[1]:
+                products_of(me, rows, width, off, n * H, N, T, H, reverse, acc, has, from_h, y, h0, lengths, d, dwh, g)
+            if given(me, db):
+                lo, hi = share(me, g * H)
+                lo, hi = max(lo, off), min(hi, off + n * H)
+                if lo < hi:
+                    column_sums(hi - lo, N * T, width, at(d, lo - off), at(db, lo), acc)
 
     return run
 
