@@ -37,7 +37,7 @@ from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as J
-from calcvm.vm.run.feeds import IN_PLACE, readable
+from calcvm.vm.run.feeds import IN_PLACE, plain
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -258,8 +258,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     # Arguments in the form that compiled methods take: see `calcvm.vm.calls.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
         own = self.loaded.own_types
-        arrays = [readable(name, self.numbers(name, given), dtype=own.get(name, "")) for name, given in data.items()]
-        return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
+        return [plain(name, self.numbers(name, given), own.get(name, "")) for name, given in data.items()]
 
     def _plain_set(self, name: str, value: Any) -> _Plain:
         return (intern(name), *self._plain({name: value})), {}

@@ -564,15 +564,20 @@ class BaseModel:
             if samples is None
             else [checks.integer("reset_state: a sample's place", at, 0, n - 1) for at in np.ravel(samples).tolist()]
         )
+        carries = self.program.info.get("carries", ())
+        self.set_states(places, {name: self._initial_state(name, self.seed) for name in carries})
+
+    def set_states(self, places: Any, values: Mapping[str, Any]) -> None:
+        """Set carries, by name, of the samples at some places."""
         with self.record.change, self.record.turn.mine:
-            slot, record = self.slot, self.record
-            for name in self.program.info.get("carries", ()):
+            slot, self.record.changed = self.slot, True
+            for name, value in values.items():
                 symbol = self.loaded.symbol(name)
                 cells = slot.cells(symbol)
-                cells[places] = self._initial_state(name, self.seed)
+                with np.errstate(over="ignore"):  # as `Slot.write`
+                    cells[places] = value
                 if not slot.writable:
                     slot.write(symbol, cells)
-            record.changed = True
 
     def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self.record.turn.mine:

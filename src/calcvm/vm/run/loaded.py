@@ -312,15 +312,25 @@ class Loaded(Uncopied):
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
     def rows_at(self, batch: int, place: int) -> tuple[np.ndarray, int]:
-        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call."""
+        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call, but those of place 0."""
         program = self.program
-        rows = program.rows_for(batch).copy()
+        if place == 0:
+            return self.rows(batch)
+        rows = program.rows_for(batch)
         for i, symbol in enumerate(program.symbols):
             if symbol.kind == "carry":
                 rows[:, : program.operand_values.shape[1]][program.operand_values == i] += (
                     place * symbol.elems.b // program.batch_size
                 )
         return rows, self.device.place(rows, self.kernels)
+
+    @kept
+    def carried(self, path: str) -> tuple[str, ...]:
+        """Carries that a path's forward changes, and the paths' whose results it reads."""
+        program, written = self.program, set[int]()
+        for pc in (pc for span in self.round(path, *FORWARD[:1]) for pc in range(*span)):
+            written |= {program.symbol_of(pc, o.name) for o in program.spec(pc).operands if o.writes}
+        return tuple(name for name in program.info.get("carries", ()) if self.variables[name]["symbol"] in written)
 
     @cached_property
     def changes(self) -> frozenset[str]:
