@@ -219,11 +219,17 @@ class ProgramData:
         at, a, b = self._patch_plan
         rows_out.reshape(-1)[at] = a * batch + b
 
-    def rows_for(self, batch: int) -> np.ndarray:
-        """A new, writable array of rows for ``batch``, aligned to cache lines."""
+    def rows_for(self, batch: int, place: int = 0) -> np.ndarray:
+        """A new, writable array of rows for ``batch``, aligned to cache lines.
+
+        place : of the first sample among those of the largest batch, whose carries the rows take.
+        """
         rows = aligned(self.rows.nbytes).view(np.int64).reshape(self.rows.shape)
         rows[...] = self.rows
         self.patch(rows, batch)
+        for i, symbol in enumerate(self.symbols if place else ()):
+            if symbol.kind == "carry":
+                rows[self.operand_values == i] += place * symbol.elems.b // self.batch_size
         return rows
 
     @cached_property

@@ -312,16 +312,10 @@ class Loaded(Uncopied):
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
     def rows_at(self, batch: int, place: int) -> tuple[np.ndarray, int]:
-        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call, but those of place 0."""
-        program = self.program
+        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call."""
         if place == 0:
             return self.rows(batch)
-        rows = program.rows_for(batch)
-        for i, symbol in enumerate(program.symbols):
-            if symbol.kind == "carry":
-                rows[:, : program.operand_values.shape[1]][program.operand_values == i] += (
-                    place * symbol.elems.b // program.batch_size
-                )
+        rows = self.program.rows_for(batch, place)
         return rows, self.device.place(rows, self.kernels)
 
     @kept
