@@ -126,6 +126,39 @@ def test_states_are_read_before_they_change():
     assert late.name in m and m["late"] == 0 and (m["a"] == 3).all()
 
 
+FORMS = {
+    "columns": lambda h, x: cv.concat([h[:, :2], x], 1), "last": lambda h, x: h[:, -1], "transposed": lambda h, x: h.T @ h,
+    "views": lambda h, x: cv.expand_dims(h, 1) + cv.expand_dims(x[:, :1], 2), "stack": lambda h, x: cv.stack([h, 2 * h], 1),
+    "image": lambda h, x: cv.reshape(h, (None, 2, 2)), "mean": lambda h, x: cv.mean(h, axis=0), "softmax": lambda h, x: cv.softmax(h),
+    "running": lambda h, x: cv.cumsum(h, axis=1), "cast": lambda h, x: cv.cast(h, "int32"), "twice": lambda h, x: h * h,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_states_are_read_in_any_form(form):
+    """By streams at any place too."""
+    g = cv.CalcGraph()
+    x, h, W = g.placeholder("x", (None, 3)), g.carry("h", (None, 4), init=START), g.parameter("W", (3, 4))
+    with g.path("predict") as predict:
+        y = FORMS[form](h, x)
+        cv.carry(h, cv.tanh(x @ W + h))
+        predict.output = y * 1.0
+    p, told = cv.compile(g, batch_size=7, workers=1, dtype="float64"), []
+    for place in (0, 4):
+        m = made(p)
+        stream, state = m.stream(place=place), START
+        for k in range(4):
+            given = {"x": X[k, :1], "h": state[None], "W": m["W"]}
+            y = stream(X[k, :1])
+            np.testing.assert_allclose(y, predict.evaluate(given)[predict.output.name], atol=1e-12)
+            state = np.tanh(X[k, 0] @ given["W"] + state)
+            told.append(y.tobytes())
+        np.testing.assert_allclose(m["h"], [state if at == place else START for at in range(7)], atol=1e-12)
+        if form == "views":
+            np.testing.assert_array_equal(m["reshape"], m["h"][:, None])
+    assert told[:4] == told[4:]
+
+
 # ---------------------------------------------------------------- what moves a model
 def test_switching_keeps_the_states():
     p = program()
