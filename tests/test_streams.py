@@ -5,6 +5,7 @@ import inspect
 import multiprocessing
 import random
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -378,3 +379,37 @@ def test_streams_go_with_the_last_reference():
         model.stream()
     del stream
     assert model.stream(batch=BATCH).place == 0
+
+
+def test_what_changes_a_state_waits_for_the_end_of_a_training(impatient):  # noqa: F811
+    """Streams, and predictions by a path that carries; other threads read the model meanwhile."""
+    model, x, t = made(), RNG.standard_normal((12, 3)).astype("f4"), RNG.standard_normal((12, 4)).astype("f4")
+    stream, trains, over, waits = model.stream(place=3), threading.Event(), [], threading.Event()
+
+    def trained(*_):
+        trains.set()
+        waits.wait(0.02)
+        over.append("epoch")
+
+    def training():
+        model.fit(x, t, epochs=8, callbacks=[trained], progress=False)
+
+    def after(call):
+        def work():
+            assert trains.wait(30)
+            assert model["W"].shape == (3, 4)
+            call()
+            return len(over)
+
+        return work
+
+    calls = (
+        lambda: stream(x[0]),
+        lambda: model.predict(x[:6]),
+        lambda: model.run({"x": x[:6]}),
+        lambda: stream.reset(),
+    )
+    for _ in range(3):
+        for call in calls:
+            call()  # compiled ones wait too
+    assert fine(at_once(training, *map(after, calls)))[1:] == [8, 8, 8, 8]

@@ -385,7 +385,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         arrays = {name: self.numbers(name, value) for name, value in inputs.items()}
         batches = {name: self.check_placeholder(name, array) for name, array in arrays.items()}
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             self.place(arrays, batches)
             self.run_round("predict", ("forward",))
@@ -549,7 +549,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         inputs, labels = self.roles.inputs, self.roles.labels
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
         judge, n = self.judge(data, check_finite), count_of(data, self.roles)
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             found = judge()
             methods.arm(self, J.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
@@ -589,7 +589,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
         places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
         run = Epoch(self, data, "predict", outputs=places)
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
             if n <= self.batch_size or not given:

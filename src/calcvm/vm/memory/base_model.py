@@ -702,16 +702,19 @@ class BaseModel:
         self.run_round(path, PHASES, n)
         return None if loss is None else slot.scalar(self.loaded.symbol(loss).offset)
 
+    def before_turn(self, path: str, phases: tuple[str, ...] = FORWARD) -> Any:
+        """The lock to take before the turn to run a round: the one for changes, if that changes the model, else the turn's."""
+        paths = (path, *(other for other, _ in self.loaded.before(path, phases)))
+        return self.record.turn.mine if self.loaded.changes.isdisjoint(paths) else self.record.change
+
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
         loaded, record = self.loaded, self.record
-        before = loaded.before(path, phases)
-        changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
-        with record.change if changes else record.turn.mine, record.turn.mine:
+        with self.before_turn(path, phases), record.turn.mine:
             if "backward" in phases and loaded.least(path)[0] > 1:
                 self.heap.enter(record)  # takes note of compiled calls
                 self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
-            for other in before:
+            for other in loaded.before(path, phases):
                 self._run(*other)
             self._run(path, phases, steps)
 
