@@ -30,7 +30,7 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
-from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
+from calcvm.model import CalcHeap, Callback, EarlyStopping, History, Model, ReduceOnPlateau, Stream, build_graph, load
 from calcvm.operators import register_op
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
@@ -52,7 +52,7 @@ __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Path", "Plan", "PlanError", "Processor",
-    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan",
+    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,

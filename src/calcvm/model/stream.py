@@ -29,6 +29,24 @@ class Stream(methods.HasFastMethods, Uncopied):
     Attributes
     ----------
     place, batch : the first place, and the number of samples of a call.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x, t, total = g.placeholder("x", (None, 1)), g.placeholder("t", (None, 1)), g.carry("total", (None, 1))
+    >>> with g.path("learn", backward=True) as learn:
+    ...     y = x @ g.parameter("W", (1, 1))
+    ...     learn.minimize(cv.mse(y, t), cv.SGD(0.1), output=y)
+    >>> with g.path("predict") as predict:
+    ...     predict.output = cv.carry(total, total + x)
+    >>> model = cv.Model(g, batch_size=10)
+    >>> one, another = model.stream(), model.stream()
+    >>> for number in (1.0, 2.0, 3.0):
+    ...     y = one([number])
+    >>> y, another([5.0])
+    (array([6.], dtype=float32), array([5.], dtype=float32))
+    >>> one.state["total"]
+    array([[6.]], dtype=float32)
     """
 
     _instead = "model.stream(place=stream.place) is another one at its place"
