@@ -118,6 +118,10 @@ class Layer(Answering):
         """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
         return _shared(self, x, "buffer", name, shape, init=init)
 
+    def carry(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
+        """A state of each sample that the layer keeps from call to call (`CalcGraph.carry`), of this shape; otherwise as `parameter`."""
+        return _shared(self, x, "carry", name, (None, *shape), init=init)
+
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)
 
