@@ -9,7 +9,6 @@ from io import BytesIO
 from os import PathLike
 from sys import intern
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
-from weakref import WeakSet
 
 import numpy as np
 
@@ -334,7 +333,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : the path keeps no state, or all places are taken.
         """
-        return stream_of(self, path, place, batch, vars(self).setdefault("_streams", WeakSet()))
+        return stream_of(
+            self, path, place, batch, vars(self).setdefault("_streams", np.zeros(self.batch_size, np.int64))
+        )
 
     @methods.native(_plain_run_steps)
     def run_steps(self, n: int, path: str | None = None) -> float:

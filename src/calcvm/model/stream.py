@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Stream(methods.HasFastMethods, Uncopied):
 
     def __init__(self, model: BaseModel, path: str, place: int, batch: int):
         self.model, self.path, self.place, self.batch = model, path, place, batch
-        loaded = model.loaded
+        loaded, self.places = model.loaded, slice(place, place + batch)
         self._feeds, self.rows = loaded.feeds(path, PHASES), loaded.rows_at(batch, place)
         self._outputs = loaded.paths[path].get("outputs", [loaded.paths[path]["output"]])
         methods.prepare(self)
@@ -112,13 +113,9 @@ class Stream(methods.HasFastMethods, Uncopied):
         self.model._calcvm_trapped()  # type: ignore[attr-defined]
 
     @property
-    def _places(self) -> range:
-        return range(self.place, self.place + self.batch)
-
-    @property
     def state(self) -> dict[str, np.ndarray]:
         """Its part of the model's carries, by name: views as in `Model.carries`; some or all can be set to arrays."""
-        return {name: array[self.place : self.place + self.batch] for name, array in self.model.carries.items()}
+        return {name: array[self.places] for name, array in self.model.carries.items()}
 
     @state.setter
     def state(self, values: Mapping[str, Any]) -> None:
@@ -130,15 +127,15 @@ class Stream(methods.HasFastMethods, Uncopied):
             if array.shape != shape:
                 raise ShapeError(f"stream: the state {name!r} of shape {array.shape}; {shape} is wanted")
             given[name] = array
-        self.model.set_states(self._places, given)
+        self.model.set_states(self.places, given)
 
     def reset(self) -> None:
         """Set its state back to the start."""
-        self.model.reset_state(self._places)
+        self.model.reset_state(range(self.place, self.place + self.batch))
 
 
-def stream_of(model: BaseModel, path: str, place: int | None, batch: int, taken: Any) -> Stream:
-    """`Model.stream`; ``taken``: the model's streams."""
+def stream_of(model: BaseModel, path: str, place: int | None, batch: int, taken: np.ndarray) -> Stream:
+    """`Model.stream`; ``taken``: the number of streams at each place of the model's batch."""
     loaded, most = model.loaded, model.batch_size
     path = loaded.path(path)
     facts = loaded.paths[path]
@@ -151,15 +148,19 @@ def stream_of(model: BaseModel, path: str, place: int | None, batch: int, taken:
             given = "no output" if name is None else f"the output {name!r}, which no operator computes"
             raise CalcError(f"stream: path {path!r} has {given}: {path}.output = result")
     batch = checks.integer("stream: batch", batch, 1, most)
-    if place is None:
-        used = {p for s in taken for p in s._places}
-        free = (p for p in range(most - batch + 1) if used.isdisjoint(range(p, p + batch)))
-        place = next(free, None)
+    with model.heap.still:  # threads get places of their own
         if place is None:
-            raise CalcError(
-                f"stream: all {most} places of the model's batch have streams: drop one, or compile with a larger batch_size"
-            )
-    place = checks.integer("stream: place", place, 0, most - batch)
-    made = Stream(model, path, place, batch)
-    taken.add(made)
+            streams = np.convolve(taken, np.ones(batch, np.int64), "valid")  # at each place and the next ones
+            place = int(np.argmin(streams))
+            if streams[place]:
+                raise CalcError(
+                    f"stream: all {most} places of the model's batch have streams: drop one, or compile with a larger batch_size"
+                )
+        made = Stream(model, path, checks.integer("stream: place", place, 0, most - batch), batch)
+        taken[made.places] += 1
+        finalize(made, _leave, taken, made.places).atexit = False
     return made
+
+
+def _leave(taken: np.ndarray, places: slice) -> None:
+    taken[places] -= 1
