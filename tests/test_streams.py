@@ -307,7 +307,10 @@ def test_what_is_no_stream():
         ("learn", "path 'learn' trains"),
         ("no output", "has no output"),
         ("a state", "has the output 'h', which no operator computes"),
-        ("reads", "keeps no state"),
+        (
+            "reads",
+            "keeps no state from call to call: take 'predict' or 'several' or 'after' or 'none' or 'no output' or 'a state'",
+        ),
         ("no", "no path"),
     ):
         with pytest.raises(CalcError, match=message):
@@ -368,6 +371,27 @@ def test_no_reference_and_no_memory_is_lost(whole):
         gc.collect()
         assert sys.getallocatedblocks() - blocks < 100, name
         assert max(abs(sys.getrefcount(o) - c) for o, c in zip(watched, counts)) < 10, name
+
+
+def test_a_path_called_stream_is_the_default():
+    g = graph()
+    with g.path("stream") as stream:
+        stream.output = cv.carry(g.variables["n"], g.variables["n"] + 2.0)
+    program = cv.compile(g, batch_size=2)
+    for p, path in ((program, "stream"), (PROGRAMS["{}"], "predict")):
+        assert cv.CalcHeap(p.heap_bytes).create(p).stream().path == path
+
+
+def test_threads_make_streams_at_different_places(impatient):  # noqa: F811
+    p = cv.compile(graph(), batch_size=80, workers=1)
+    model = cv.CalcHeap(p.heap_bytes).create(p)
+    made = fine(at_once(*[lambda: [model.stream(batch=1 + k % 2) for k in range(6)]] * 8))
+    places = [k for streams in made for s in streams for k in range(s.place, s.place + s.batch)]
+    assert len({*places}) == len(places) == 72
+    with pytest.raises(CalcError, match="all 80 places"):
+        model.stream(batch=9)
+    del made[3:]
+    assert model.stream(batch=8).place >= 0
 
 
 def test_streams_go_with_the_last_reference():

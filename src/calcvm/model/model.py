@@ -319,12 +319,12 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         given = {**by_name("x", self.roles.inputs, x, self.roles), **by_name("y", self.roles.labels, y, self.roles)}
         return tuple(given[name] for name in self.loaded.feeds("learn") if name in given)
 
-    def stream(self, path: str = PREDICT, *, batch: int = 1, place: int | None = None) -> Stream:
+    def stream(self, path: str | None = None, *, batch: int = 1, place: int | None = None) -> Stream:
         """A stream: calls it with the next step of its samples, and keeps their state in between.
 
         Parameters
         ----------
-        path : one that carries a state (`calcvm.carry`), and trains nothing.
+        path : one that carries a state (`calcvm.carry`), and trains nothing (default: path stream if there is one, else predict).
         batch : samples of a call.
         place : its first place in the model's batch (default: the first that no stream has).  A place keeps its state, so that
             a stream at the same place goes on, also in a model that was loaded.

@@ -11,6 +11,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
+from calcvm.model.roles import PREDICT
 from calcvm.ops.dims import Affine
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
@@ -134,15 +135,17 @@ class Stream(methods.HasFastMethods, Uncopied):
         self.model.reset_state(range(self.place, self.place + self.batch))
 
 
-def stream_of(model: BaseModel, path: str, place: int | None, batch: int, taken: np.ndarray) -> Stream:
+def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, taken: np.ndarray) -> Stream:
     """`Model.stream`; ``taken``: the number of streams at each place of the model's batch."""
     loaded, most = model.loaded, model.batch_size
-    path = loaded.path(path)
+    path = loaded.path(path or ("stream" if "stream" in loaded.paths else PREDICT))
     facts = loaded.paths[path]
     if facts["backward"]:
         raise CalcError(f"stream: path {path!r} trains: take a path that only predicts")
     if not loaded.carried(path):
-        raise CalcError(f"stream: path {path!r} keeps no state from call to call: cv.carry(state, new) in it does")
+        others = [repr(p) for p, of in loaded.paths.items() if loaded.carried(p) and not of["backward"]]
+        hint = f"take {' or '.join(others)}" if others else "cv.carry(state, new) in it does"
+        raise CalcError(f"stream: path {path!r} keeps no state from call to call: {hint}")
     for name in facts.get("outputs", [facts["output"]]):
         if name is None or loaded.variables[name]["kind"] != "result":
             given = "no output" if name is None else f"the output {name!r}, which no operator computes"

@@ -95,7 +95,7 @@ class CausalConv1d(Weighted):
     >>> with g.path("stream") as stream:
     ...     stream.output = net.build(g.placeholder("step", (None, 4)), "", training=False)
     >>> model = cv.Model(g, batch_size=10)
-    >>> X, s = np.ones((1, 20, 4)), model.stream("stream")
+    >>> X, s = np.ones((1, 20, 4)), model.stream()
     >>> np.allclose(model.predict(X)[0], [s(x) for x in X[0]], atol=1e-6)
     True
     """
