@@ -261,6 +261,26 @@ def test_models_that_take_turns_in_a_heap(room):
         streams[1][0].reset()
 
 
+def test_a_closed_model_s_stream_leaves_the_next_one_alone():
+    heap = cv.CalcHeap(program().heap_bytes)
+    first = heap.create(program(), seed=1)
+    stream, x = first.stream(), np.ones(3, "f4")
+    for _ in range(3):
+        stream(x)
+    assert is_compiled(stream)
+    first.close()
+    second = heap.create(program(), seed=2)
+    for _ in range(3):
+        second.stream()(x)
+    before = second.image().tobytes()
+    for call in (lambda: stream(x), lambda: stream([1, 2, 3]), stream.reset, lambda: stream.state):
+        with pytest.raises(CalcError, match="is closed"):
+            call()
+    with pytest.raises(CalcError, match="is closed"):
+        stream.state = {"h": np.ones((1, 4))}
+    assert second.image().tobytes() == before
+
+
 def test_a_stream_goes_on_when_its_model_is_trained_or_restored():
     stream, twin = made().stream(place=2), made().stream(place=2)
     x, t = RNG.standard_normal((6, 3)).astype("f4"), RNG.standard_normal((6, 4)).astype("f4")
@@ -312,6 +332,7 @@ def test_what_is_no_stream():
             "keeps no state from call to call: take 'predict' or 'several' or 'after' or 'none' or 'no output' or 'a state'",
         ),
         ("no", "no path"),
+        (np.ones((2, 3)), "no path .*; of data, model.predict"),
     ):
         with pytest.raises(CalcError, match=message):
             model.stream(path)

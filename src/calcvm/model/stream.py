@@ -56,7 +56,7 @@ class Stream(methods.HasFastMethods, Uncopied):
     def __init__(self, model: BaseModel, path: str, place: int, batch: int):
         self.model, self.path, self.place, self.batch = model, path, place, batch
         loaded, self.places = model.loaded, slice(place, place + batch)
-        self._feeds, self.rows = loaded.feeds(path, PHASES), loaded.rows_at(batch, place)
+        self._feeds, self.rows = loaded.feeds(path, PHASES), loaded.rows_at(path, batch, place)
         self._outputs = loaded.paths[path].get("outputs", [loaded.paths[path]["output"]])
         methods.prepare(self)
 
@@ -138,7 +138,7 @@ class Stream(methods.HasFastMethods, Uncopied):
 def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, taken: np.ndarray) -> Stream:
     """`Model.stream`; ``taken``: the number of streams at each place of the model's batch."""
     loaded, most = model.loaded, model.batch_size
-    path = loaded.path(path or ("stream" if "stream" in loaded.paths else PREDICT))
+    path = loaded.path(path if path is not None else "stream" if "stream" in loaded.paths else PREDICT)
     facts = loaded.paths[path]
     if facts["backward"]:
         raise CalcError(f"stream: path {path!r} trains: take a path that only predicts")
