@@ -105,8 +105,25 @@ def typed(dtype: str, labels: str) -> Program:
     return cv.compile(g, batch_size=7, dtype=dtype, workers=2)
 
 
+def carrying(dtype: str, batch: int) -> Program:
+    """A program that keeps states of samples, one of which another path changes too."""
+    g = CalcGraph()
+    x, t = g.placeholder("x", (None, 3)), g.placeholder("t", (None, 5))
+    h, n, U = g.carry("h", (None, 5)), g.carry("n", (None,)), g.parameter("U", (5, 5))
+    W = g.parameter("W", (3, 5))
+    with g.path("learn", backward=True) as learn:
+        y = cv.carry(h, cv.tanh(x @ W + h @ U))
+        learn.minimize(cv.mse(y, t), optimizer=optim.SGD(0.1), output=y)
+    with g.path("predict") as predict:
+        predict.output = cv.carry(h, cv.tanh(x @ W + h @ U))
+        cv.carry(n, n + cv.sum(h, 1))
+    return cv.compile(g, batch_size=batch, dtype=dtype, workers=2)
+
+
 def real_programs() -> list[Program]:
     return [
+        carrying("float32", 9),
+        carrying("float64", 4),
         typed("float32", "int64"),
         typed("float64", "uint8"),
         mlp((6, 4, 3), optim.SGD(0.1)),
@@ -272,7 +289,7 @@ def _symbol(program, f, rng):
     elif choice == 1:
         s = replace(s, elems=Affine(int(s.elems.a + rng.integers(-1, 2)), int(s.elems.b + rng.integers(-16, 17))))
     elif choice == 2:
-        kinds = ["parameter", "state", "placeholder", "activation", "gradient", "optimizer", "workspace"]
+        kinds = ["parameter", "state", "placeholder", "activation", "gradient", "optimizer", "workspace", "carry"]
         s = replace(s, kind=str(rng.choice(kinds)))
     elif choice == 3:
         s = replace(s, persistent=not s.persistent)
@@ -451,7 +468,7 @@ class Runner:
                         own = raw[s.start : s.start + s.bytes.at(program.batch_size)].view(s.dtype)
                         own[:] = rng.choice(INDEXES, own.size).astype(s.dtype)
                 heap[:16] = 0
-                rows = program.rows_for(batch)
+                rows = program.rows_for(batch, int(rng.integers(program.batch_size - batch + 1)))  # as streams do
                 strays += self.rows(program, rows, heap, workers)
                 escapes += int(not (rest == SENTINEL).all()) + int(heap[2:16].any())
         return escapes, strays

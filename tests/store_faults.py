@@ -2,7 +2,7 @@
 
     python -m tests.store_faults --kills 200 --flips 1000
 
-Kills: a child process trains seven models of five programs in a heap with room for two or three, over a `FileStore`, and
+Kills: a child process trains seven models of six programs in a heap with room for two or three, over a `FileStore`, and
 is killed (SIGKILL) at a random moment; it tells by a pipe which round of which model it begins and which it has
 committed.  Then every model must open, at a round that is the last committed or the one begun, with the bits and the
 predictions of a model that trained as many rounds alone and undisturbed.  The next child goes on from there.

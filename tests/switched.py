@@ -1,4 +1,4 @@
-"""Models of five programs, taken in turns through one heap, against each alone in a heap of its own."""
+"""Models of six programs, taken in turns through one heap, against each alone in a heap of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_INPUTS, N_CLASSES, BATCH = 9, 4, 12
 
 @cache
 def programs() -> dict[str, cv.Program]:
-    """What differs in what must survive a switch: moments, random state, open gradients, schedules, float64."""
+    """What differs in what must survive a switch: moments, random state, open gradients, schedules, float64, carries."""
     sigmoids = nn.Linear(24) >> nn.Sigmoid() >> nn.Linear(N_CLASSES)
     dropping = nn.Linear(32) >> nn.ReLU() >> nn.Dropout(0.4) >> nn.Linear(N_CLASSES)
     return {
@@ -26,7 +26,24 @@ def programs() -> dict[str, cv.Program]:
         "rounds": compiled(nn.Linear(17) >> nn.Tanh() >> nn.Linear(N_CLASSES), cv.AdamW(1e-2), accumulate=True),
         "schedule": compiled(sigmoids, cv.RMSProp(0.01, schedule=cv.Cosine(40, warmup_steps=5), clip_norm=0.5)),
         "float64": compiled(sigmoids, cv.Adagrad(0.1), dtype="float64", workers=2),
+        "carry": cv.compile(carrying(), batch_size=BATCH),
     }
+
+
+def carrying() -> cv.CalcGraph:
+    """A recurrent network that training moves on."""
+    g = cv.CalcGraph()
+    x, t = g.placeholder("input", (None, N_INPUTS)), g.placeholder("target", (None,))
+    h = g.carry("h", (None, 16), init="ones")
+    W, U, V = (
+        g.parameter(name, shape) for name, shape in (("W", (N_INPUTS, 16)), ("U", (16, 16)), ("V", (16, N_CLASSES)))
+    )
+    with g.path("learn", backward=True) as learn:
+        y = cv.carry(h, cv.tanh(x @ W + h @ U)) @ V
+        learn.minimize(cv.softmax_cross_entropy(y, t), cv.Adam(1e-2), output=y)
+    with g.path("predict") as predict:
+        predict.output = cv.tanh(x @ W + h @ U) @ V
+    return g
 
 
 def compiled(net: nn.Layer, optimizer: cv.Optimizer, accumulate: bool = False, **options: Any) -> cv.Program:

@@ -126,6 +126,39 @@ def test_states_are_read_before_they_change():
     assert late.name in m and m["late"] == 0 and (m["a"] == 3).all()
 
 
+FORMS = {
+    "columns": lambda h, x: cv.concat([h[:, :2], x], 1), "last": lambda h, x: h[:, -1], "transposed": lambda h, x: h.T @ h,
+    "views": lambda h, x: cv.expand_dims(h, 1) + cv.expand_dims(x[:, :1], 2), "stack": lambda h, x: cv.stack([h, 2 * h], 1),
+    "image": lambda h, x: cv.reshape(h, (None, 2, 2)), "mean": lambda h, x: cv.mean(h, axis=0), "softmax": lambda h, x: cv.softmax(h),
+    "running": lambda h, x: cv.cumsum(h, axis=1), "cast": lambda h, x: cv.cast(h, "int32"), "twice": lambda h, x: h * h,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_states_are_read_in_any_form(form):
+    """By streams at any place too."""
+    g = cv.CalcGraph()
+    x, h, W = g.placeholder("x", (None, 3)), g.carry("h", (None, 4), init=START), g.parameter("W", (3, 4))
+    with g.path("predict") as predict:
+        y = FORMS[form](h, x)
+        cv.carry(h, cv.tanh(x @ W + h))
+        predict.output = y * 1.0
+    p, told = cv.compile(g, batch_size=7, workers=1, dtype="float64"), []
+    for place in (0, 4):
+        m = made(p)
+        stream, state = m.stream(place=place), START
+        for k in range(4):
+            given = {"x": X[k, :1], "h": state[None], "W": m["W"]}
+            y = stream(X[k, :1])
+            np.testing.assert_allclose(y, predict.evaluate(given)[predict.output.name], atol=1e-12)
+            state = np.tanh(X[k, 0] @ given["W"] + state)
+            told.append(y.tobytes())
+        np.testing.assert_allclose(m["h"], [state if at == place else START for at in range(7)], atol=1e-12)
+        if form == "views":
+            np.testing.assert_array_equal(m["reshape"], m["h"][:, None])
+    assert told[:4] == told[4:]
+
+
 # ---------------------------------------------------------------- what moves a model
 def test_switching_keeps_the_states():
     p = program()
@@ -226,6 +259,84 @@ def test_fleets_carry_the_states_of_their_models():
         assert [h.model.carries["trained"].tobytes() + h.model["U"].tobytes() for h in handles] == alone
 
 
+def test_a_fleet_of_a_thousand_models_with_a_state_each():
+    """In memory for a few of them, against each of them alone."""
+    p = cv.compile(graph(), batch_size=6, workers=1)
+    x, t = X[:4].reshape(24, 3).astype("f4"), T[:4].reshape(24, 4).astype("f4")
+    heap, alone = cv.CalcHeap(p.heap_bytes), []
+    for seed in range(1000):
+        m = heap.create(p, seed=seed)
+        m.fit(x, t, epochs=2, progress=False)
+        alone.append(m.carries["trained"].tobytes() + m.stream(place=2)(x[0]).tobytes())
+        m.close()
+    fleet = cv.Fleet(40 * p.heap_bytes, workers=2)
+    handles = [fleet.add(p, data=(x, t), seed=seed) for seed in range(1000)]
+    fleet.fit(2, progress=False)
+    found = [h.model.carries["trained"].tobytes() + h.model.stream(place=2)(x[0]).tobytes() for h in handles]
+    assert found == alone and len({*found}) == 1000
+
+
+def test_learning_batches_of_several_rounds_carry_from_round_to_round():
+    """As in NumPy: an update after the gradients of three rounds, whose states follow each other."""
+    model = cv.Model(graph(), batch_size=6, learning_batch=18, dtype="float64", workers=1, seed=1)
+    twin, x, t = Twin(model), X[:9], T[:9]
+    model.fit(x.reshape(54, 3), t.reshape(54, 4), epochs=2, shuffle=False, progress=False)
+    for _ in range(2):
+        for first in range(0, 9, 3):
+            dW, dU = np.zeros((3, 4)), np.zeros((4, 4))
+            for k in range(first, first + 3):
+                before, twin.trained = twin.trained, np.tanh(x[k] @ twin.W + twin.trained @ twin.U)
+                d = 2 * (twin.trained - t[k]) / (18 * 4) * (1 - twin.trained**2)
+                dW, dU = dW + x[k].T @ d, dU + before.T @ d
+            twin.W, twin.U = twin.W - 0.1 * dW, twin.U - 0.1 * dU
+    compare(model, twin)
+
+
+def deep(n=8):
+    g = cv.CalcGraph()
+    x, t, h = g.placeholder("x", (None, 64)), g.placeholder("t", (None, 64)), g.carry("h", (None, 64), init="ones")
+    with g.path("learn", backward=True) as learn:
+        y = x
+        for k in range(n):
+            y = cv.tanh(y @ g.parameter(f"W{k}", (64, 64)) + h)
+        learn.minimize(cv.mse(cv.carry(h, y), t), cv.Adam(0.01), output=y)
+    with g.path("predict") as predict:
+        predict.output = cv.carry(h, cv.tanh(x @ g.variables["W0"] + h))
+    return g
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_pages_have_the_same_bits(share, tmp_path):
+    """Values, moments and parameters wait in a file; the states stay in the heap, and streams move them there."""
+    of, options = deep(), {"batch_size": 48, "workers": 1}
+    free = cv.plan(of, **options)
+    memory = int(share * free.heap_bytes)
+    paged = cv.plan(of, memory=memory, page_bytes="64 MiB", page_bandwidth=1e12, recompute=False, **options)
+    assert paged.page_bytes > 0 and paged.heap_bytes <= memory
+    data, runs = RNG.standard_normal((6, 2, 48, 64)), []
+    for p in (free, paged):
+        m = cv.CalcHeap(p.heap_bytes, page_folder=tmp_path).create(cv.compile(of, plan=p), seed=5)
+        stream = m.stream(batch=2, place=40)
+        runs.append([(m.step(*pair), stream(pair[0, :2]).tobytes()) for pair in data] + [m["h"].tobytes()])
+        if p is paged:
+            other = m.copy(heap=cv.CalcHeap(p.heap_bytes, page_folder=tmp_path))
+            assert other["h"].tobytes() == runs[-1][-1] and other.step(*data[0]) == m.step(*data[0])
+    assert runs[0] == runs[1]
+
+
+def test_a_program_of_another_batch_takes_parameters_and_states_by_name():
+    model = made(program(batch=6))
+    play(model, Twin(model), 10, np.random.default_rng(8))
+    for batch in (1, 3, 9):
+        other = made(program(batch=batch), seed=2)
+        other.set_weights(model.get_weights())
+        assert (other["h"] == START).all() and other["h"].shape == (batch, 4)
+        here, there = model.stream(place=4), other.stream(place=batch - 1)
+        there.state = here.state
+        for k in range(5):
+            assert here(X[k, 0]).tobytes() == there(X[k, 0]).tobytes()
+
+
 def test_texts():
     g = graph()
     again = cv.read_graph(g.text())
@@ -307,7 +418,17 @@ def test_a_simulated_gpu_carries_the_states(gpu, mode):  # noqa: F811
     p = program(device="cuda", mode=mode, workers=2)
     heap = cv.CalcHeap(2 * p.heap_bytes, device="cuda")
     model = heap.create(p, seed=1)
-    play(model, Twin(model), 12, np.random.default_rng(5))
+    twin = Twin(model)
+    play(model, twin, 12, np.random.default_rng(5))
+    one, pair = model.stream(), model.stream(batch=2, place=3)
+    for k in range(3):
+        for stream, at in ((one, slice(0, 1)), (pair, slice(3, 5))):
+            twin.h[at] = np.tanh(X[k, at] @ twin.W + twin.h[at] @ twin.U)
+            np.testing.assert_allclose(stream(X[k, at]), twin.h[at], atol=1e-12)
+    pair.reset()
+    one.state = {"h": np.ones((1, 4))}
+    twin.h[3:5], twin.trained[3:5], twin.h[0] = START, 0, 1
+    compare(model, twin)
 
 
 # ---------------------------------------------------------------- streams

@@ -74,6 +74,7 @@ def samples(folder):
         "SplitModel": (cv.SplitModel(split), step),
         "SplitPlan": (split, lambda plan: len(plan.heap_bytes)),
         "Processor": (cv.Processor("a"), lambda p: p.workers),
+        "Stream": (carrying_model().stream(), lambda s: float(s([1.0]).sum())),
         "Ensemble": (cv.Ensemble([made, plain]), lambda e: float(e.predict(x).sum())),
         "MemoryStore": (memory, lambda s: len(s.names())),
         "FileStore": (store, lambda s: len(s.names())),
@@ -96,6 +97,16 @@ def samples(folder):
         **{f"error {e.__name__}": (error(e), str) for e in errors()},
         **{name: (value, repr) for name, value in settings().items()},
     }  # fmt: skip
+
+
+def carrying_model():
+    """A model that keeps a state."""
+    g = cv.CalcGraph()
+    x, total = g.placeholder("x", (None, 1)), g.carry("total", (None, 1))
+    with g.path("predict") as predict:
+        predict.output = cv.carry(total, total + x)
+    program = cv.compile(g, batch_size=2)
+    return cv.CalcHeap(program.heap_bytes).create(program)
 
 
 class Own(cv.Model):
@@ -139,6 +150,7 @@ REFUSED = {
     "CalcHeap",
     "Hyper",
     "SplitModel",
+    "Stream",
     "MemoryStore",
     "FileStore",
     "Exploration",

@@ -123,8 +123,8 @@ def test_the_tables_name_what_is_there() -> None:
 def test_a_sentence_is_said_of_the_callables_that_it_fits() -> None:
     """Not of others, which list what they take."""
     only: dict[str, str] = {
-        "activation": r"nn\.(Linear|Conv\w+)", "amsgrad": r"calcvm\.\w+", "betas": r"calcvm\.(Ada\w+|Lion)", "end_dim": r".*[Ff]latten",
-        "in_channels": r"nn\.Conv\w+", "in_features": r"nn\.Linear", "inplace": r"(nn|Layer)\.\w+", "num_features": r"nn\.\w*Norm\w*",
+        "activation": r"nn\.(Linear|\w*Conv\w+)", "amsgrad": r"calcvm\.\w+", "betas": r"calcvm\.(Ada\w+|Lion)", "end_dim": r".*[Ff]latten",
+        "in_channels": r"nn\.\w*Conv\w+", "in_features": r"nn\.Linear", "inplace": r"(nn|Layer)\.\w+", "num_features": r"nn\.\w*Norm\w*",
         "return_indices": r".*[Pp]ool\w*", "sample_weight": r"\w+\.evaluate", "steps": r"\w+\.(evaluate|predict\w*)",
         "target_shape": r"nn\.Reshape", "track_running_stats": r"nn\.BatchNorm", "validation_split": r"Model\.fit|calcvm\.explore",
     }  # fmt: skip

@@ -19,7 +19,7 @@ def layers():
         "Linear": (3,), "Reshape": (2, 3), "Function": (cv.tanh,), "GroupNorm": (2,), "Residual": (nn.Linear(6),),
         "Concat": (nn.Linear(2), nn.Tanh()), "LocalResponseNorm": (3,), "Normalize": (0.5, 2.0), "Standardize": (0.5, 2.0), "Pad": (1,), "RandomCrop": (3,),
         "RandomShift": (1,), "AdaptiveAvgPool": (2,), "AdaptiveMaxPool": (2,), "Upsample": (2,), "LPPool2d": (2.0, 2),
-        **{f"Conv{k}d": (4, 3) for k in (1, 2, 3)}, **{f"ConvTranspose{k}d": (4, 3) for k in (1, 2, 3)},
+        "CausalConv1d": (4, 3), **{f"Conv{k}d": (4, 3) for k in (1, 2, 3)}, **{f"ConvTranspose{k}d": (4, 3) for k in (1, 2, 3)},
         **{f"{kind}Pool{k}d": (2,) for kind in ("Avg", "Max") for k in (1, 2, 3)},
     }  # fmt: skip
     images = {

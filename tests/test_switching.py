@@ -20,7 +20,7 @@ def heap_of(program, n=1, store=None):
 
 # ---------------------------------------------------------------- the same bits
 @pytest.mark.parametrize("room", [1, 3])
-def test_fifty_models_of_five_programs_over_a_thousand_switches(room):
+def test_fifty_models_of_six_programs_over_a_thousand_switches(room):
     heap = cv.CalcHeap(small_heap(room))
     assert differing(heap, 50, random_order(50, 1120)) == []
     assert heap.stats.switches >= 1000
@@ -94,7 +94,7 @@ def test_a_switch_that_is_left_out_is_noticed():
 
     class Forgetful(cv.MemoryStore):
         def put(self, name, facts, image):
-            if self.counted == 10:
+            if self.counted == 12:  # of a model that zeros leave finite
                 image = np.zeros(len(image), np.uint8).data
             self.counted += 1
             super().put(name, facts, image)

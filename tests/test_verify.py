@@ -364,6 +364,72 @@ def test_placeholders_are_never_written(program):
     refused(replace(program, symbols=symbols), "writes placeholder y0")
 
 
+@pytest.fixture(scope="module")
+def carrying() -> Program:
+    return fuzz_programs.carrying("float32", 9)
+
+
+def writer(p: Program, path: str, carry: str) -> tuple[int, int]:
+    """The row of a path that writes a carry, and the word of that operand."""
+    of = next(i for i, s in enumerate(p.symbols) if s.name == carry)
+    span = p.sections[path, "forward"]
+    found = [
+        (row, word_of(p, row, o.name))
+        for row in range(*span)
+        for o in p.spec(row).operands
+        if o.writes and p.operand_values[row, word_of(p, row, o.name)] == of
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_carries_change_only_where_results_are_computed(carrying):
+    row, _ = writer(carrying, "learn", "h")
+    sections = carrying.sections
+    for phase in ("backward", "optimize", "end_round"):
+        spans = {key: span for key, span in sections.items() if key[0] != "learn"}
+        start, stop = sections["learn", "forward"][0], max(b for (p, _), (_, b) in sections.items() if p == "learn")
+        late = {("learn", "forward"): (start, row), ("learn", phase): (row, stop)}
+        refused(
+            replace(carrying, sections={**late, **spans}), f"changes carry h in phase {phase}: it is read-only there"
+        )
+
+
+def test_rows_take_of_a_carry_what_each_sample_has(carrying):
+    """Streams move these operands by whole samples: none may reach further than the samples of its batch."""
+    verify(carrying)
+    for path, name in (("learn", "h"), ("predict", "h"), ("predict", "n")):
+        row, word = writer(carrying, path, name)
+        at = int(carrying.rows[row, word])
+        for offset in (at + 1, at + (5 if name == "h" else 1), at - 1):
+            refused(altered(carrying, (row, word, offset)), f"row {row} .*{name}")
+    row, _ = writer(carrying, "learn", "h")
+    symbols = tuple(
+        replace(s, elems=Affine(0, 45), shape=(Affine(0, 45),)) if s.name == "y" else s for s in carrying.symbols
+    )
+    p = replace(carrying, info={}, symbols=symbols, patches=carrying.patches[carrying.patches[:, 0] != row])
+    refused(p, f"row {row} .*is not 5 elements of carry h for each sample")  # but 45 for every batch
+
+
+@pytest.mark.parametrize(
+    "change", [{"elems": Affine(0, 44)}, {"elems": Affine(5, 0)}, {"elems": Affine(0, 40)}, {"persistent": False}]
+)
+def test_a_carry_is_a_persistent_symbol_of_all_samples(carrying, change):
+    symbols = tuple(replace(s, **change) if s.name == "h" else s for s in carrying.symbols)
+    refused(replace(carrying, symbols=symbols), "h")
+
+
+def test_carries_overlap_nothing(carrying):
+    offsets = {s.name: s.offset for s in carrying.symbols}
+    for other in ("n", "W", "y"):
+        symbols = tuple(replace(s, offset=offsets[other]) if s.name == "h" else s for s in carrying.symbols)
+        shift = offsets[other] - offsets["h"]
+        rows = carrying.rows.copy()
+        k = [s.name for s in symbols].index("h")
+        rows[carrying.operand_values == k] += shift
+        refused(replace(carrying, symbols=symbols, rows=rows), "share|overlap|lie|zone|persist")
+
+
 # ---------------------------------------------------------------- rows together
 def test_every_barrier_of_a_real_program_is_needed(program):
     """Taking any barrier away is refused: the planner sets no more than it must, the verifier misses none."""

@@ -9,8 +9,9 @@ from calcvm.model.history import History
 from calcvm.model.model import CalcHeap, Model, load
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
+from calcvm.model.stream import Stream
 
 __all__ = [
-    "CalcHeap", "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "build_graph", "load",
+    "CalcHeap", "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "Stream", "build_graph", "load",
     "pad_sequences", "persistent",
 ]  # fmt: skip

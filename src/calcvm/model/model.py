@@ -9,7 +9,6 @@ from io import BytesIO
 from os import PathLike
 from sys import intern
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
-from weakref import WeakSet
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as J
-from calcvm.vm.run.feeds import IN_PLACE, readable
+from calcvm.vm.run.feeds import IN_PLACE, plain
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -263,8 +262,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     # Arguments in the form that compiled methods take: see `calcvm.vm.calls.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
         own = self.loaded.own_types
-        arrays = [readable(name, self.numbers(name, given), dtype=own.get(name, "")) for name, given in data.items()]
-        return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
+        return [plain(name, self.numbers(name, given), own.get(name, "")) for name, given in data.items()]
 
     def _plain_set(self, name: str, value: Any) -> _Plain:
         return (intern(name), *self._plain({name: value})), {}
@@ -326,12 +324,12 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         given = {**by_name("x", self.roles.inputs, x, self.roles), **by_name("y", self.roles.labels, y, self.roles)}
         return tuple(given[name] for name in self.loaded.feeds("learn") if name in given)
 
-    def stream(self, path: str = PREDICT, *, batch: int = 1, place: int | None = None) -> Stream:
+    def stream(self, path: str | None = None, *, batch: int = 1, place: int | None = None) -> Stream:
         """A stream: calls it with the next step of its samples, and keeps their state in between.
 
         Parameters
         ----------
-        path : one that carries a state (`calcvm.carry`), and trains nothing.
+        path : one that carries a state (`calcvm.carry`), and trains nothing (default: path stream if there is one, else predict).
         batch : samples of a call.
         place : its first place in the model's batch (default: the first that no stream has).  A place keeps its state, so that
             a stream at the same place goes on, also in a model that was loaded.
@@ -340,7 +338,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : the path keeps no state, or all places are taken.
         """
-        return stream_of(self, path, place, batch, vars(self).setdefault("_streams", WeakSet()))
+        return stream_of(
+            self, path, place, batch, vars(self).setdefault("_streams", np.zeros(self.batch_size, np.int64))
+        )
 
     @methods.native(_plain_run_steps)
     def run_steps(self, n: int, path: str | None = None) -> float:
@@ -391,7 +391,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         arrays = {name: self.numbers(name, value) for name, value in inputs.items()}
         batches = {name: self.check_placeholder(name, array) for name, array in arrays.items()}
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             self.place(arrays, batches)
             self.run_round("predict", ("forward",))
@@ -555,7 +555,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         inputs, labels = self.roles.inputs, self.roles.labels
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
         judge, n = self.judge(data, check_finite), count_of(data, self.roles)
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             found = judge()
             methods.arm(self, J.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
@@ -595,7 +595,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
         places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
         run = Epoch(self, data, "predict", outputs=places)
-        with self.record.turn.mine:
+        with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
             if n <= self.batch_size or not given:

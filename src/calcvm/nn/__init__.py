@@ -9,6 +9,7 @@ from calcvm.nn.images import (
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,
+    CausalConv1d,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -59,7 +60,7 @@ from calcvm.nn.standardize import Standardize
 
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
-    "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+    "CausalConv1d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",

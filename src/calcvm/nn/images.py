@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 from calcvm import checks, images
+from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
 from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted
@@ -77,6 +78,59 @@ class Conv1d(_Conv):
     __doc__ = _Conv.__doc__
     axes = 1
     function = staticmethod(images.conv1d)
+
+
+@dataclass(repr=False, eq=False)
+class CausalConv1d(Weighted):
+    """``y[n,t] = sum_k weight[:,:,k] @ x[n, t - (kernel - 1 - k) * dilation] + bias``: no step of sequences sees later ones.
+
+    x (N, T, C), weight (channels, C, kernel) as of `Conv1d`, y (N, T, channels); before the first step are zeros.
+
+    x (N, C) is the next step of each sample: the layer carries the last ``(kernel - 1) * dilation`` steps, as `Model.stream` needs.
+
+    Examples
+    --------
+    >>> net = nn.CausalConv1d(8, 3) >> nn.ReLU() >> nn.CausalConv1d(1, 3, dilation=2)
+    >>> g = cv.build_graph(net, (20, 4), "mse", cv.Adam(1e-2))
+    >>> with g.path("stream") as stream:
+    ...     stream.output = net.build(g.placeholder("step", (None, 4)), "", training=False)
+    >>> model = cv.Model(g, batch_size=10)
+    >>> X, s = np.ones((1, 20, 4)), model.stream()
+    >>> np.allclose(model.predict(X)[0], [s(x) for x in X[0]], atol=1e-6)
+    True
+    """
+
+    channels: int
+    kernel: int
+    dilation: int = 1
+    _: KW_ONLY
+    bias: bool = True
+    init: Any = None
+    bias_init: Any = None
+    regularizer: Any = None
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "kernel", "dilation"):
+            setattr(self, name, checks.integer(f"CausalConv1d: {name}", getattr(self, name), 1, LARGEST_SIZE))
+        self.bias = checks.flag("CausalConv1d: bias", self.bias)
+        self._check_starts()
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        if x.rank not in (2, 3) or not all(size.constant for size in x.shape[1:]):
+            raise ShapeError(f"{scope}: the input {x} is not (N, steps, channels), or (N, channels) for one step")
+        given = self._parameters(x, (self.channels, x.shape[-1].b, self.kernel), self.channels)
+        before, steps = (self.kernel - 1) * self.dilation, x
+        if x.rank == 2:
+            steps = F.expand_dims(x, 1)
+            if before:
+                past = self.carry(x, "past", (before, *x.shape[1:]))
+                steps = F.concat([past, steps], axis=1)
+                F.carry(past, steps[:, 1:])
+        padding = ((before if x.rank == 3 else 0, 0),)
+        y = F.channels_last(images.conv1d(F.channels_first(steps), *given, padding=padding, dilation=self.dilation))
+        return y if x.rank == 3 else F.reshape(y, (None, self.channels))
 
 
 class Conv2d(_Conv):

@@ -21,7 +21,9 @@ WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.HasFastMethod
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # arguments of a fallback call: more are a caller's error in any case
-STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)  # as in `entries`
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, STREAM_NAME, BOUND_NAME = range(
+    8
+)  # as in `entries`
 ANSWERS_AT, SUMS_AT = 16, 24  # among a call's stack words, after its arguments: arrays, or sums, of its results
 # Return values that are no answer: Python must run the call; a kernel trapped; the answer needs a dict, or must not have one.
 ASK, TRAPPED, DICT = 0, -1, -2
@@ -37,6 +39,7 @@ _new_dict = types.ExternalFunction("PyDict_New", types.int64())
 _dict_size = types.ExternalFunction("PyDict_Size", types.int64(types.int64))
 _dict_next = types.ExternalFunction("PyDict_Next", types.int32(*[types.int64] * 4))  # borrowed references
 _dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes its own references
+_new_tuple = types.ExternalFunction("PyTuple_New", types.int64(types.int64))
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
@@ -56,7 +59,7 @@ def _text(value: str):  # type: ignore[no-untyped-def]
 _step_text, _run_steps_text, _predict_text, _evaluate_text, _run_text, _set_text, _trap_text = (
     _text(OWN + name) for name in ("step", "run_steps", "predict", "evaluate", "run_by_name", "set_item", "trapped")
 )
-_bound_text = _text(f"{OWN}bound")
+_bound_text, _stream_text = _text(f"{OWN}bound"), _text(f"{OWN}stream")
 
 
 @intrinsic
@@ -181,22 +184,25 @@ def placeholder(sheet, k):
 
 
 @helper
-def batch_of(sheet, k, array, most):
-    """Number of samples in a placeholder's array; 0: Python must check it, also for more than ``most`` samples."""
+def batch_of(sheet, k, array, most, single):
+    """Number of samples in a placeholder's array; 0: Python must check it, also for more than ``most`` samples.
+
+    single : 1: the array is one sample, without the axis of the batch; else 0.
+    """
     if not is_array(sheet, array, 0):
         return 0
-    wanted, dtype, rank = placeholder(sheet, k), dtype_of(sheet, array), i32_at(array + RANK_AT)[0]
+    wanted, dtype, rank = placeholder(sheet, k), dtype_of(sheet, array), i32_at(array + RANK_AT)[0] + single
     if rank != wanted[J.RANK] and not (
-        rank == 1 and wanted[J.RANK] == 2 and wanted[J.DIMS + 1] == 1
+        rank == 1 and wanted[J.RANK] == 2 and wanted[J.DIMS + 1] == 1 and single == 0
     ):  # (n,) for (n, 1)
         return 0
     if i64_at(array + DESCR)[0] != wanted[J.EXACT] if wanted[J.EXACT] != 0 else dtype == 5:
         return 0
-    dims = i64_at(i64_at(array + DIMS_AT)[0])
+    dims = i64_at(i64_at(array + DIMS_AT)[0] - 8 * single)
     for i in range(1, rank):
         if dims[i] != wanted[J.DIMS + i]:
             return 0
-    n = dims[0]
+    n = 1 if single else dims[0]
     if n < 1 or n > most:
         return 0
     if wanted[J.CLASSES] != 0:
@@ -254,7 +260,7 @@ def batch_given(sheet, mw, given, n):
         return 0
     batch = np.int64(0)
     for i in range(n):
-        found = batch_of(sheet, mw[J.ARGUMENTS + i], given[i], mw[J.MOST_SAMPLES])
+        found = batch_of(sheet, mw[J.ARGUMENTS + i], given[i], mw[J.MOST_SAMPLES], 0)
         if found == 0 or (i > 0 and found != batch):
             return 0
         batch = found
@@ -345,8 +351,11 @@ def number(at, result):
 
 
 @inlined
-def begun(at, method, n, out, objects):
-    """Allocate arrays for the results of n samples, or zero sums; returns whether memory sufficed."""
+def begun(at, method, n, out, objects, single):
+    """Allocate arrays for the results of n samples, or zero sums; returns whether memory sufficed.
+
+    single : as in `batch_of`, of the arrays.
+    """
     sw, answers, sums = i64_at(i64_at(at)[J.SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
     for i in range(i64_at(method)[J.N_ANSWERS]):
         rw = i64_at(method + 8 * (J.RESULTS_OF + i * J.RESULT_WORDS))
@@ -357,7 +366,8 @@ def begun(at, method, n, out, objects):
             item_type = sw[J.DTYPES + (sw[J.ITEM] == 8)]
             i64_at(rw[J.RESULT_DIMS])[0] = n
             _incref(item_type)
-            answers[i] = new_array(sw[J.NEW_ARRAY], rw[J.RESULT_RANK], rw[J.RESULT_DIMS], item_type)
+            rank, dims = rw[J.RESULT_RANK] - single, rw[J.RESULT_DIMS] + 8 * single
+            answers[i] = new_array(sw[J.NEW_ARRAY], rank, dims, item_type)
             if answers[i] == 0:
                 dropped(i, objects)
                 return False
@@ -491,7 +501,7 @@ def answered(self, which, given, n, out, into):
                 return ASK
     if out != 0 and (into != 0 or many > planned or not fits(sheet, method + 8 * J.RESULTS_OF, many, out)):
         return ASK
-    if not begun(at, method, many, out, objects):
+    if not begun(at, method, many, out, objects, 0):
         return ASK
     words[J.SEQ] += 1
     start = np.int64(0)
@@ -552,6 +562,58 @@ def steps_run(self, given):
 
 
 @helper
+def fed(sheet, mw, given, batch, single):
+    """Whether the arguments of a stream have its number of samples; ``single`` as in `batch_of`."""
+    for i in range(mw[J.N_ARGUMENTS]):
+        if batch_of(sheet, mw[J.ARGUMENTS + i], given[i], batch, single) != batch:
+            return False
+    return True
+
+
+@helper
+def stepped(self, given, n, into):
+    """Run the next step of a stream; ``into``: a tuple for its results, if there are several."""
+    method, objects = words_of(self), scratch()
+    mw, answers = i64_at(method), i64_at(objects + 8 * ANSWERS_AT)
+    at, batch, rows, single = mw[J.MODEL_WORDS], mw[J.ROWS_OF], mw[J.ROWS_OF + 1], np.int64(0)
+    words = i64_at(at)
+    if n != mw[J.N_ARGUMENTS] or not there(at, True):
+        return ASK
+    if batch == 1 and fed(words[J.SHEET], mw, given, batch, 1):
+        single = np.int64(1)
+    elif not fed(words[J.SHEET], mw, given, batch, 0):
+        return ASK
+    if not begun(at, method, batch, 0, objects, single):
+        return ASK
+    words[J.SEQ] += 1
+    for i in range(n):
+        place(at, mw[J.ARGUMENTS + i], given[i], 0, batch)
+    if not run(at, method, J.STREAM, batch, rows, 1):
+        dropped(mw[J.N_ANSWERS], objects)
+        return TRAPPED
+    collect(at, method, 0, batch, objects)
+    for i in range(mw[J.N_ANSWERS] if into != 0 else 0):
+        i64_at(into + TUPLE_ITEMS)[i] = answers[i]
+    return into if into != 0 else answers[0]
+
+
+@helper
+def streamed(self, given, n):
+    """As `stepped`, with a tuple if one is needed, whose creation may run any code, before anything is checked."""
+    method, into, found = words_of(self), np.int64(0), np.int64(ASK)
+    if method != 0:
+        if i64_at(method)[J.N_ANSWERS] > 1:
+            into = _new_tuple(i64_at(method)[J.N_ANSWERS])
+        if into != 0 or i64_at(method)[J.N_ANSWERS] == 1:
+            found = stepped(self, given, n, into)
+        if found != into and into != 0:
+            _decref(into)
+        if found == ASK:  # out of memory: Python raises the error
+            _clear_error()
+    return found
+
+
+@helper
 def item_set(self, name, array):
     """Set a placeholder."""
     at = words_of(self)
@@ -561,7 +623,7 @@ def item_set(self, name, array):
     sheet, sw = words[J.SHEET], i64_at(words[J.SHEET])
     for k in range(sw[J.N_PLACEHOLDERS]):
         if placeholder(sheet, k)[J.NAME] == name:
-            batch = batch_of(sheet, k, array, sw[J.PLANNED])
+            batch = batch_of(sheet, k, array, sw[J.PLANNED], 0)
             if batch == 0:
                 return ASK
             words[J.SEQ] += 1
@@ -590,7 +652,7 @@ def hand_on(self, args, n, names, name):
 
 
 def method(self, args, n, names, name):
-    """The code of all methods; ``name``: the called one.  ``self`` is a model, or, for a bound step, a `methods.BoundStep`."""
+    """The code of all methods; ``name``: the called one.  ``self`` is a model, a stream, or, for a bound step, a `methods.BoundStep`."""
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
@@ -604,6 +666,10 @@ def method(self, args, n, names, name):
         written = _run_steps_text()
         if n == 1 and names == 0:
             found = steps_run(model, given)
+    elif name == STREAM_NAME:
+        written = _stream_text()
+        if names == 0:
+            found = streamed(self, given, n)
     elif name == SET_NAME:
         written = _set_text()
         if n == 2 and names == 0:

@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from calcvm.kernels_cpu._target import Target
-from calcvm.vm.run.entry import METHODS, OWN, TUPLE_SIZE
+from calcvm.vm.run.entry import METHODS, OWN, STREAMS, TUPLE_SIZE
 
 I64 = ir.IntType(64)
 
@@ -22,7 +22,8 @@ def build(symbol: str, target: Target) -> bytes:
     compiled = ir.GlobalVariable(module, I64, "compiled")
     compiled.linkage, compiled.initializer = "internal", I64(0)
     handing = _hand_on(module)
-    codes = [_method(module, k, name, compiled, handing) for k, name in enumerate((*METHODS.values(), "bound_step"))]
+    names = (*METHODS.values(), *STREAMS.values(), "bound_step")
+    codes = [_method(module, k, name, compiled, handing) for k, name in enumerate(names)]
     addresses = [*(code.ptrtoint(I64) for code in codes), compiled.ptrtoint(I64)]
     table = ir.GlobalVariable(module, ir.ArrayType(I64, len(addresses)), "table")
     table.linkage, table.initializer = "internal", ir.Constant(table.value_type, addresses)

@@ -44,13 +44,14 @@ from calcvm.system import at_fork, has_teams
 from calcvm.vm.run import job as J
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
-from calcvm.vm.run.entry import METHODS, OWN, entry
+from calcvm.vm.run.entry import METHODS, OWN, STREAMS, entry
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.loaded import FORWARD
 
 if TYPE_CHECKING:
     from calcvm.vm.memory.base_model import BaseModel
     from calcvm.vm.memory.record import Record
+    from calcvm.vm.memory.slot import Slot
     from calcvm.vm.run.loaded import Loaded
 
 WORTH = 32  # Python calls before a process compiles methods, which takes seconds if none are cached
@@ -165,6 +166,7 @@ class ProgramSheet:
         self.feeds: dict[int, list[int] | None] = {}  # by method; None: its calls cannot be compiled
         self._kept: list[Any] = []
         self._rows: dict[int, np.ndarray] = {}  # by the address of their entry
+        self._streams: dict[str, np.ndarray | None] = {}  # words of a stream, by path
         words[[J.ITEM, J.PLANNED]] = loaded.program.itemsize, loaded.program.batch_size
         words[[J.ARRAY_TYPE, J.INT_TYPE]] = id(np.ndarray), id(int)
         words[[J.DICT_TYPE, J.TUPLE_TYPE]] = id(dict), id(tuple)
@@ -255,6 +257,15 @@ class ProgramSheet:
         words[[J.N_ARGUMENTS, J.N_ANSWERS, J.NAMED]] = len(places), len(results), named
         words[J.SET] = 1
         return places
+
+    def of_stream(self, loaded: Loaded, path: str, results: Sequence[str]) -> np.ndarray | None:
+        """The words of streams over a path, as of a method (None: its calls cannot be compiled)."""
+        if path not in self._streams:
+            what = CallKind(path, ("forward",), forgets=True, kind=ARRAY, named=False)
+            words, feeds = np.zeros(J.METHOD_WORDS, np.int64), loaded.feeds(path, what.phases)
+            fits = self._describe(loaded, words, what, feeds, dict.fromkeys(results, "")) is not None
+            self._streams[path] = words if fits else None
+        return self._streams[path]
 
     def has_rows(self, which: int, batch: int) -> bool:
         """Whether the rows for a method's calls on ``batch`` samples are cached."""
@@ -361,7 +372,7 @@ class CallLog:
         self, model: BaseModel, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
         inputs: int,
     ) -> None:  # fmt: skip
-        record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
+        record, loaded, sheet, view = model.record, model.loaded, self._sheet, self._view
         if view[J.ARMED] and sheet.has_rows(which, batch):
             sheet.note_time(which, batch, seconds)
         else:
@@ -374,17 +385,33 @@ class CallLog:
                 ):  # another thread is about to take it
                     return
                 sheet.take_rows(loaded, which, batch, seconds)
-                words[[J.PIECE, J.SLOT_JOB]] = slot.address, slot.job_address
-                words[[J.CONTROL, J.RUN_ROWS]] = team.control(), address_of("run_rows")
-                words[J.WORKERS] = record.workers if has_teams() else 1
-                locks = record.turn.lock, record.training.lock
-                words[[J.TURN_OWNER, J.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
-                words[J.ARMED] = 1
+                self._admit(record, slot)
         if not CALLS[which].forgets:  # record Python's data as if a call that it knows had placed them
             self._seen = seq = view[J.SEQ] + 1
             view[J.SEQ] = seq
             for k in sheet.feeds[which] or ():
                 view[J.HOLDS + 2 * k], view[J.HOLDS + 2 * k + 1] = batch, seq
+
+    def _admit(self, record: Record, slot: Slot) -> None:
+        """Let compiled calls use the model in its slot; the caller has the heap's lock."""
+        words, locks = self.words, (record.turn.lock, record.training.lock)
+        words[[J.PIECE, J.SLOT_JOB]] = slot.address, slot.job_address
+        words[[J.CONTROL, J.RUN_ROWS]] = team.control(), address_of("run_rows")
+        words[J.WORKERS] = record.workers if has_teams() else 1
+        words[[J.TURN_OWNER, J.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
+        words[J.ARMED] = 1
+
+    def arm_stream(self, stream: Any, results: Sequence[str], seconds: float) -> np.ndarray | None:
+        """The words with which a stream's next calls run compiled (None: they cannot); as `arm`."""
+        model, record = stream.model, stream.record
+        with model.heap.still, _sheets:
+            slot, words = record.ready, self._sheet.of_stream(model.loaded, stream.path, results)
+            if slot is None or words is None or seconds > J.LONG_NS / 1e9:
+                return None
+            words = np.array([*words, self.words.ctypes.data])
+            words[J.ROWS_OF :][:2] = stream.batch, stream.rows[1]
+            self._admit(record, slot)
+            return words
 
 
 def arm(
@@ -403,6 +430,14 @@ def arm(
     """
     if model.record.calls is not None:
         model.record.calls.arm(model, which, n, (perf_counter() - start) / calls, feeds, results, inputs)
+
+
+def arm_stream(stream: Any, results: Sequence[str], start: float) -> None:
+    """As `arm`, for the stream's next calls; called after one in Python."""
+    if stream.record.calls is not None:
+        words = stream.record.calls.arm_stream(stream, results, perf_counter() - start)
+        if words is not None:
+            stream._calcvm_words = words
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
@@ -486,8 +521,8 @@ _kept: list[MethodDef] = []  # these live as long as the process
 
 @cache
 def _codes() -> list[int]:
-    """Addresses of the methods' code, in the order of METHODS, then of a bound step's code and of the variable for `method`'s."""
-    return [entry("methods")(k) for k in range(len(METHODS) + 2)]
+    """Addresses of the code of METHODS, STREAMS and a bound step, in this order, and of the variable for `method`'s."""
+    return [entry("methods")(k) for k in range(len(METHODS | STREAMS) + 2)]
 
 
 def _definition(name: str, code: int, doc: str) -> int:
@@ -503,8 +538,8 @@ def install(cls: type) -> None:
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
-    for (name, called), code in zip(METHODS.items(), _codes()):
-        written: Any = vars(cls)[name]
+    for (name, called), code in zip((METHODS | STREAMS).items(), _codes()):
+        written: Any = vars(cls).get(name)
         made = getattr(written, "made", {})
         if "call" not in made or made["call"] is not written:  # already installed, or replaced by the user
             continue

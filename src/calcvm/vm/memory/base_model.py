@@ -564,15 +564,20 @@ class BaseModel:
             if samples is None
             else [checks.integer("reset_state: a sample's place", at, 0, n - 1) for at in np.ravel(samples).tolist()]
         )
+        carries = self.program.info.get("carries", ())
+        self.set_states(places, {name: self._initial_state(name, self.seed) for name in carries})
+
+    def set_states(self, places: Any, values: Mapping[str, Any]) -> None:
+        """Set carries, by name, of the samples at some places."""
         with self.record.change, self.record.turn.mine:
-            slot, record = self.slot, self.record
-            for name in self.program.info.get("carries", ()):
+            slot, self.record.changed = self.slot, True
+            for name, value in values.items():
                 symbol = self.loaded.symbol(name)
                 cells = slot.cells(symbol)
-                cells[places] = self._initial_state(name, self.seed)
+                with np.errstate(over="ignore"):  # as `Slot.write`
+                    cells[places] = value
                 if not slot.writable:
                     slot.write(symbol, cells)
-            record.changed = True
 
     def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self.record.turn.mine:
@@ -697,16 +702,19 @@ class BaseModel:
         self.run_round(path, PHASES, n)
         return None if loss is None else slot.scalar(self.loaded.symbol(loss).offset)
 
+    def before_turn(self, path: str, phases: tuple[str, ...] = FORWARD) -> Any:
+        """The lock to take before the turn to run a round: the one for changes, if that changes the model, else the turn's."""
+        paths = (path, *(other for other, _ in self.loaded.before(path, phases)))
+        return self.record.turn.mine if self.loaded.changes.isdisjoint(paths) else self.record.change
+
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after computing the other paths' results that they read once."""
         loaded, record = self.loaded, self.record
-        before = loaded.before(path, phases)
-        changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
-        with record.change if changes else record.turn.mine, record.turn.mine:
+        with self.before_turn(path, phases), record.turn.mine:
             if "backward" in phases and loaded.least(path)[0] > 1:
                 self.heap.enter(record)  # takes note of compiled calls
                 self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
-            for other in before:
+            for other in loaded.before(path, phases):
                 self._run(*other)
             self._run(path, phases, steps)
 

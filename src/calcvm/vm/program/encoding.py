@@ -34,6 +34,13 @@ def aligned(nbytes: int) -> np.ndarray:
     return block[start : start + nbytes]
 
 
+def copied(rows: np.ndarray) -> np.ndarray:
+    """A writable copy of rows that starts on a cache line."""
+    copy = aligned(rows.nbytes).view(rows.dtype).reshape(rows.shape)
+    copy[...] = rows
+    return copy
+
+
 class Instruction(NamedTuple):
     """A program's reference to an instruction of its rows: its name, and a digest of its form."""
 

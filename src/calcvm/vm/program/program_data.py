@@ -18,7 +18,7 @@ from calcvm.ops.shape import COPY_ROW
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
 from calcvm.vm.program.documents import PAGES, know_equations
-from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
+from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, copied, form_of
 from calcvm.vm.program.serialize import plain
 
 KEPT_KINDS = ("parameter", "buffer", "carry", "state", "optimizer", "placeholder")
@@ -219,11 +219,16 @@ class ProgramData:
         at, a, b = self._patch_plan
         rows_out.reshape(-1)[at] = a * batch + b
 
-    def rows_for(self, batch: int) -> np.ndarray:
-        """A new, writable array of rows for ``batch``, aligned to cache lines."""
-        rows = aligned(self.rows.nbytes).view(np.int64).reshape(self.rows.shape)
-        rows[...] = self.rows
+    def rows_for(self, batch: int, place: int = 0) -> np.ndarray:
+        """A new, writable array of rows for ``batch``, aligned to cache lines.
+
+        place : of the first sample among those of the largest batch, whose carries the rows take.
+        """
+        rows = copied(self.rows)
         self.patch(rows, batch)
+        for i, symbol in enumerate(self.symbols if place else ()):
+            if symbol.kind == "carry":
+                rows[self.operand_values == i] += place * symbol.elems.b // self.batch_size
         return rows
 
     @cached_property

@@ -21,6 +21,7 @@ METHODS = {  # in `calcvm.vm.calls.entries`, by their names in Python
     "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
     "__setitem__": "set_item",
 }  # fmt: skip
+STREAMS = {"__call__": "stream"}  # the same of `calcvm.model.stream.Stream`
 OWN = "_calcvm_"  # prefix of the fallbacks of compiled methods: a user's class may define ``_step`` itself
 TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # bytes; items start at 24, or at 32 from Python 3.14 on (a hash)
 ANSWERS = {"method", "methods"}  # entries that return a number: the address of an object, or of code

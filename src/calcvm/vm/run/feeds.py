@@ -133,6 +133,12 @@ def index_of(array: np.ndarray, at: int) -> tuple[int, ...]:
     return tuple(map(int, np.unravel_index(at, array.shape)))
 
 
+def plain(name: str, value: Any, dtype: str = "") -> np.ndarray:
+    """`readable`, with NumPy's own object for its dtype: the form that compiled methods take."""
+    array = readable(name, value, dtype=dtype)
+    return array if array.dtype is np.dtype(array.dtype.type) else array.view(array.dtype.type)
+
+
 def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.ndarray:
     """`numbers`, C-contiguous; rejects values that are NaN or Inf in ``finite``, the model's float type."""
     array = np.asarray(numbers(name, value, dtype), order="C")

@@ -90,6 +90,7 @@ FEW_BITS, FEW_ROUNDS, MANY_ROUNDS = 6, 6, 3  # for the permutation of samples: i
 # Words of a model, shared by its compiled methods (`calcvm.vm.calls.methods`).
 MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, MOST_BEFORE, KEPT_ROWS = 16, 8, 4, 5, 4, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
+STREAM = N_METHODS  # has no words in a sheet: each stream has its own
 (
     ARMED,  # not 0 while the model is in its slot, and no thread is about to take that
     TURN_OWNER, TRAINING_OWNER,  # addresses of the thread ids that own the model's turn, and its training
@@ -100,8 +101,8 @@ STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
     LOOKED_AT,  # the last call that Python knows of; Python may have changed placeholders since
     HOLDS,  # (batch, the call that set it) of each placeholder
 ) = range(14)  # fmt: skip
-DONE = HOLDS + 2 * MOST_PLACEHOLDERS  # (batch, the last call) of each method
-CALL_WORDS = DONE + 2 * N_METHODS
+DONE = HOLDS + 2 * MOST_PLACEHOLDERS  # (batch, the last call) of each method, and of streams
+CALL_WORDS = DONE + 2 * (N_METHODS + 1)
 
 # Words of a program's sheet, which its models' compiled methods read.
 (
@@ -135,4 +136,7 @@ RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
 RESULT_WORDS = 5
 METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS
 SHEET_WORDS = METHODS + N_METHODS * METHOD_WORDS
+# Words of a stream: those of a method, whose first rows are the stream's, and the address of the words of its model.
+MODEL_WORDS = METHOD_WORDS
+STREAM_WORDS = MODEL_WORDS + 1
 LONG_NS = 1_000_000  # longer calls run in Python, where other threads can run meanwhile

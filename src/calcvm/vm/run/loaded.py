@@ -22,7 +22,7 @@ from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import initializer
-from calcvm.vm.program.encoding import FLAG_SYNC, decode_row
+from calcvm.vm.program.encoding import FLAG_SYNC, copied, decode_row
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run.device import device_of
 from calcvm.vm.run.slices import SLICE_SECONDS, brief_batch, changing, cut, seconds_of
@@ -311,16 +311,26 @@ class Loaded(Uncopied):
         }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
-    def rows_at(self, batch: int, place: int) -> tuple[np.ndarray, int]:
-        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call."""
-        program = self.program
-        rows = program.rows_for(batch).copy()
-        for i, symbol in enumerate(program.symbols):
-            if symbol.kind == "carry":
-                rows[:, : program.operand_values.shape[1]][program.operand_values == i] += (
-                    place * symbol.elems.b // program.batch_size
-                )
-        return rows, self.device.place(rows, self.kernels)
+    def rows_at(self, path: str, batch: int, place: int) -> tuple[np.ndarray, int]:
+        """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call.
+
+        Only the rows of a path's forward are there, so that those of many streams take little of the caches: 4000 streams in turn
+        take 0.32 us each, with all rows of their small program 0.73 (Zen 4).
+        """
+        if place == 0:
+            return self.rows(batch)
+        spans = np.array(self.round(path, *FORWARD[:1]))
+        start, stop = spans.min(), spans.max()
+        rows = copied(self.program.rows_for(batch, place)[start:stop])
+        return rows, self.device.place(rows, self.kernels) - int(start) * self.program.row_bytes
+
+    @kept
+    def carried(self, path: str) -> tuple[str, ...]:
+        """Carries that a path's forward changes, and the paths' whose results it reads."""
+        program, written = self.program, set[int]()
+        for pc in (pc for span in self.round(path, *FORWARD[:1]) for pc in range(*span)):
+            written |= {program.symbol_of(pc, o.name) for o in program.spec(pc).operands if o.writes}
+        return tuple(name for name in program.info.get("carries", ()) if self.variables[name]["symbol"] in written)
 
     @cached_property
     def changes(self) -> frozenset[str]:

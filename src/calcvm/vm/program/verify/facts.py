@@ -73,9 +73,9 @@ class _Facts:
                 self.fail(where, f"it reads {of!r}, which is no placeholder")
 
     def shape_of(self, facts: Any) -> Shape:
-        """The shape of a variable's symbol: of a carry that of the largest batch."""
+        """The shape of a variable's symbol: of a carry, and of views of it, that of the largest batch."""
         shape, batch = facts["shape"], self.program.batch_size
-        return tuple(affine(n.at(batch)) for n in shape) if facts["kind"] == "carry" else shape
+        return tuple(affine(n.at(batch)) for n in shape) if self.variables[facts["of"]]["kind"] == "carry" else shape
 
     def fail(self, where: str, message: str) -> None:
         raise ProgramError(f"{where}: {message}")

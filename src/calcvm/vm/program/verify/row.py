@@ -211,6 +211,10 @@ class Rows(Storage):
         for n, own in zip(ends, self.sizes[symbol]):
             if start < s.offset or (start + n) * size > s.start + own:
                 self.fail(i, f"{where} leaves {s.name} [{s.offset}, {s.offset + own // size})")
+        if s.kind == "carry":
+            each, rest = divmod(s.elems.b, self.batch)
+            if s.elems.a or rest or (start, *ends) != (s.offset, each, s.elems.b):  # streams move it by whole samples
+                self.fail(i, f"{where} is not {each} elements of carry {s.name} for each sample of a batch")
         if not operand.writes:
             return
         if operand.access == "s" and s.kind != "workspace":
