@@ -309,7 +309,7 @@ class BaseModel:
     @property
     def adding(self) -> bool:
         """Whether it holds accumulated gradients in the middle of a learning batch that the user runs by hand."""
-        return bool(self.record.open - {self.record.passing})
+        return bool(self.record.open.difference(self.record.passing))
 
     def image(self, state: bool = True) -> np.ndarray:
         """A copy of the persistent bytes, with gradients; in the middle of a pass the copy looks as if the pass were settled.
@@ -321,8 +321,8 @@ class BaseModel:
             if not state:
                 started = {name: self._initial_state(name, self.seed) for name in self.program.info.get("carries", ())}
                 self._put(image, ((self.loaded.symbol(name), value) for name, value in started.items()))
-            if self.record.passing is not None:
-                self._put(image, self._settled(self.record.passing))
+            for path in self.record.passing:
+                self._put(image, self._settled(path))
             return image
 
     def restore(self, image: np.ndarray) -> None:
@@ -628,12 +628,12 @@ class BaseModel:
         """As `settle`, for the thread that trains it."""
         if self.loaded.training(path)["accumulate"]:
             with self.record.turn.mine:
-                slot = self.slot
-                self.record.changed = True
+                slot, record = self.slot, self.record
+                record.changed = True
                 for symbol, value in self._settled(path):
                     slot.write(symbol, value)
-                self.record.open.discard(path)
-                self.record.passing = None
+                record.open.discard(path)
+                record.passing = tuple(other for other in record.passing if other != path)
 
     def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
         """The state besides the model that a path's accumulation changes, with its value between two learning batches."""
