@@ -2,7 +2,7 @@
 
 The critic should be 1-Lipschitz.  Between scanned and drawn digits, a slope of its score other than 1 is penalized.  So its loss
 has a gradient in it (`cv.gradient`), and training needs the gradient of that.  The critic has three turns for one of the generator, each
-on a batch of its own; one call of `fit` runs all of an epoch.  examples/gan.py is the same without a penalty, step by step.  Needs
+on another batch; one call of `fit` runs a whole epoch.  examples/gan.py is the same without a penalty, step by step.  Needs
 ``pip install "calcvm[demo]"``; some digits are in out/wgan_gp.png.
 
     python examples/wgan_gp.py [--epochs N] [--quick]

@@ -1,5 +1,6 @@
 """Paths that learn in turn: an order of paths in one call has the bits of a loop over steps in Python."""
 
+import importlib.util
 import signal
 from collections import Counter
 
@@ -407,3 +408,218 @@ def test_a_device_without_it(monkeypatch):
     monkeypatch.setattr(model.loaded.device, "stops", False)
     with pytest.raises(cv.UnsupportedOperator, match=r"not on device 'cpu': call step\(..., path=...\)"):
         model.run_steps(1, order=ORDER)
+
+
+# ---------------------------------------------------------------- one optimizer for several paths
+def buckets(lengths=(4, 8), optimizer=None, size=6, names=None, share=True, **options):
+    """A path for each length of sequences, all training the same network, with one optimizer."""
+    net = nn.Linear(size) >> nn.Tanh() >> nn.Linear(size) >> nn.Tanh() >> nn.Linear(1)
+    g, first = cv.CalcGraph(), None
+    for k, n in enumerate(lengths):
+        name = names[k] if names else f"of_{n}"
+        x, t = g.placeholder(f"x.{name}", (None, n, 2)), g.placeholder(f"t.{name}", (None, 1))
+        with g.path(name, backward=True) as path:
+            loss = cv.mse(cv.mean(net.build(x, "net.", training=True), axis=1), t)
+            if first is None or not share:
+                path.minimize(loss, optimizer or cv.Adam(1e-2), **options)
+            else:
+                path.minimize(loss, state_of=first)
+        first = path  # of three paths, the third names the second
+    return g
+
+
+OPTIMIZERS = {
+    "adam": {"optimizer": cv.AdamW(1e-2, weight_decay=0.1, no_decay="1d", schedule=cv.Cosine(20))},
+    "clipped": {"optimizer": cv.Adam(1e-2, clip_norm=0.1), "rates": {"net.linear_1.": 0.5}},
+    "momentum": {"optimizer": cv.SGD(1e-2, momentum=0.9, schedule=cv.Sampled(lambda k: 0.9**k, 30))},
+    "large": {"optimizer": cv.Adagrad(1e-2), "size": 80},
+    "several rounds": {"optimizer": cv.RMSProp(1e-3)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_paths_of_one_optimizer_that_alternate_are_one_path(kind, workers, dtype):
+    accumulate = kind == "several rounds"
+    made = [
+        cv.compile(
+            buckets(n * [4], names="abc"[:n], **OPTIMIZERS[kind]),
+            batch_size=5,
+            workers=3,
+            dtype=dtype,
+            accumulate=accumulate,
+        )
+        for n in (3, 1)
+    ]
+    three, one = (cv.CalcHeap(program.heap_bytes).create(program, seed=3, workers=workers) for program in made)
+    x, t = RNG.standard_normal((9, 5, 4, 2)), RNG.standard_normal((9, 5, 1))
+    for k, path in enumerate("abacbbcac"):
+        assert three.step(x[k], t[k], path=path) == one.step(x[k], t[k], path="a"), k
+    assert three.steps_done == one.steps_done == 9
+    for path in "abc":
+        assert dict(three.hyper(path)) == dict(one.hyper) and three.hyper(path)["lr_t"] == one.hyper["lr_t"]
+    for name, value in one.parameters.items():
+        assert value.tobytes() == three.parameters[name].tobytes(), name
+    moments = [m.loaded.paths["a"]["moments"] for m in (three, one)]
+    for name, states in moments[1].items():
+        for state, symbol in states.items():
+            of = [
+                m.slot.cells(m.program.symbols[s]).tobytes()
+                for m, s in ((three, moments[0][name][state]), (one, symbol))
+            ]
+            assert of[0] == of[1], (name, state)
+    assert three.loaded.paths["c"]["moments"] == moments[0]
+    three.hyper("b")["learning_rate"] = 0.5
+    assert three.hyper("a")["learning_rate"] == three.hyper["learning_rate"] == 0.5
+
+
+def test_torch_has_one_optimizer_for_two_lengths():
+    torch = pytest.importorskip("torch")
+    program = cv.compile(buckets(optimizer=cv.Adam(1e-2)), batch_size=5, dtype="float64")
+    model = cv.CalcHeap(program.heap_bytes).create(program, seed=3)
+    params = [torch.tensor(v, requires_grad=True) for v in model.get_weights().values()]
+    optimizer = torch.optim.Adam(params, 1e-2)
+    for k, n in enumerate((4, 8, 8, 4, 8, 4, 4)):
+        x, t = RNG.standard_normal((5, n, 2)), RNG.standard_normal((5, 1))
+        w1, b1, w2, b2, w3, b3 = params
+        h = torch.tanh(torch.tanh(torch.tensor(x) @ w1 + b1) @ w2 + b2) @ w3 + b3
+        loss = (h.mean(1) - torch.tensor(t)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert model.step(x, t, path=f"of_{n}") == pytest.approx(loss.item(), rel=1e-12), k
+    for value, wanted in zip(model.get_weights().values(), params):
+        np.testing.assert_allclose(value, wanted.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_one_optimizer_given_to_two_paths_has_two_states():
+    """As ever: `examples/gan.py` gives one object to two paths."""
+    program = cv.compile(buckets(share=False, optimizer=cv.Adam(1e-2)), batch_size=5)
+    model = cv.CalcHeap(program.heap_bytes).create(program)
+    model.step(X[:40].reshape(5, 8, -1)[:, :, :2], X[:5, :1], path="of_8")
+    assert model.hyper("of_4")["t"] == 0 and model.hyper("of_8")["t"] == 1 and model.steps_done == 1
+    shared = cv.compile(buckets(), batch_size=5)
+    assert program.heap_bytes > shared.heap_bytes and program.hash != shared.hash
+
+
+def sequences(n, dtype="float32"):
+    return {
+        f"{what}.of_{k}": RNG.standard_normal((n, k, 2) if what == "x" else (n, 1)).astype(dtype)
+        for k in (4, 8) for what in "xt"
+    }  # fmt: skip
+
+
+def test_files_texts_and_fleets_keep_the_optimizer_shared(tmp_path):
+    graph, data, order = buckets((4, 8)), sequences(12), ("of_4", "of_8", "of_8")
+    again = cv.read_graph(graph.text())
+    assert (
+        "minimize(mse_2, state_of=of_4)" in graph.text() and again.text() == graph.text() and again.form == graph.form
+    )
+    program = cv.compile(graph, batch_size=5)
+    assert cv.compile(again, batch_size=5) == program and buckets(share=False).form != graph.form
+    model = cv.Model(graph, batch_size=5, seed=1)
+    other = cv.Model(again, batch_size=5, seed=1)
+    for k in range(3):
+        history = model.fit(data, order=order, epochs=1, progress=False)
+        other.fit(data, order=order, epochs=1, progress=False)
+        other.save(tmp_path / "m")
+        other = cv.load(tmp_path / "m")
+        assert same(model, other) and model.steps_done == other.steps_done == (k + 1) * 5
+    fleet = cv.Fleet(4 * program.heap_bytes, store=cv.FileStore(tmp_path / "store"), workers=2)
+    handles = [fleet.add(graph, data=data, order=order, batch_size=5, seed=seed) for seed in (1, *range(2, 9))]
+    fleet.fit(epochs=3, progress=False)
+    assert same(handles[0].model, model) and handles[0].losses_of["of_8.loss"][-1] == history["of_8.loss"][-1]
+    assert fleet.heap.stats.switches
+
+
+def test_fleets_share_programs_of_other_rates_where_one_path_has_them():
+    def both(rate):
+        g = gan()
+        g.paths["critic"].optimizer = cv.Adam(rate)
+        return g
+
+    fleet, data = cv.Fleet("1 MiB"), sequences(12)
+    a, b = (fleet.add(both(rate), data=DATA, order=ORDER, batch_size=8) for rate in (0.1, 0.2))
+    assert (a.model.hyper("critic")["learning_rate"], b.model.hyper("critic")["learning_rate"]) == (0.1, 0.2)
+    assert a.model.hyper("generator")["learning_rate"] == b.model.hyper("generator")["learning_rate"] == 0.01
+
+    def play(rate):
+        g = actor_critic()
+        g.paths["value"].optimizer = cv.SGD(rate)
+        return g
+
+    e, f = (fleet.add(play(rate), data=(X, PLAY["action"], PLAY["returns"]), batch_size=8) for rate in (0.1, 0.2))
+    assert [h.model.hyper("value")["learning_rate"] for h in (e, f)] == [0.1, 0.2]
+    assert [h.model.hyper["learning_rate"] for h in (e, f)] == [0.05, 0.05]
+    c, d = (
+        fleet.add(
+            buckets(optimizer=cv.Adam(rate)), data=data, order=("of_8", "of_4"), batch_size=8, hyper={"beta1": 0.5}
+        )
+        for rate in (0.1, 0.2)
+    )
+    assert (c.model.hyper("of_4")["learning_rate"], d.model.hyper("of_8")["learning_rate"]) == (0.1, 0.2)
+    assert c.model.hyper("of_4")["beta1"] == d.model.hyper("of_4")["beta1"] == 0.5
+
+
+def test_split_models_and_scripts_of_one_optimizer(tmp_path):
+    graph = buckets((4, 8), names=("learn", "long"), optimizer=cv.Adam(1e-2), size=16)
+    with graph.path("predict") as predict:
+        x = graph.variables["x.learn"]
+        predict.output = (nn.Linear(16) >> nn.Tanh() >> nn.Linear(16) >> nn.Tanh() >> nn.Linear(1)).build(
+            x, "net.", False
+        )
+    model = cv.Model(graph, batch_size=4, seed=2, workers=1)
+    plan = cv.plan_devices(graph, [cv.Processor("a"), cv.Processor("b", workers=2)], batch_size=4)
+    split = cv.SplitModel(plan, seed=2)
+    model.to_python(tmp_path / "train.py")
+    spec = importlib.util.spec_from_file_location("train", tmp_path / "train.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for path in ("learn", "long", "long", "learn", "long"):
+        x, t = RNG.standard_normal((4, 8 if path == "long" else 4, 2)).astype("float32"), X[:4, :1]
+        loss = model.step(x, t, path=path)
+        assert split.step(x, t, path=path) == loss
+        step = script.step if path == "learn" else script.long_step
+        assert step(x, t) == pytest.approx(loss, rel=1e-5)
+    assert all(np.array_equal(split.parameters[name], value) for name, value in model.parameters.items())
+
+
+def test_wrong_states():
+    g = buckets((4,))
+    w, x = g.parameter("w", (2, 1)), g.variables["x.of_4"]
+    first, foreign = g.paths["of_4"], buckets((4,)).paths["of_4"]
+    with g.path("plain") as plain:
+        cv.mean(x)
+    with g.path("other", backward=True) as other:
+        wrong, bare = cv.mean(cv.square(x @ w)), cv.mean(cv.square(x))
+        right = cv.mean(
+            cv.square((nn.Linear(6) >> nn.Tanh() >> nn.Linear(6) >> nn.Tanh() >> nn.Linear(1)).build(x, "net.", True))
+        )
+    for options, text in (
+        ({}, 'optimizer is missing: give one such as "adam", or state_of'),
+        ({"state_of": "of_4"}, "state_of='of_4': a path of this graph is wanted"),
+        ({"state_of": foreign}, "a path of this graph is wanted"),
+        ({"state_of": plain}, "whose loss an optimizer minimizes already"),
+        ({"state_of": other}, "whose loss an optimizer minimizes already"),
+        ({"state_of": first, "optimizer": cv.Adam(1e-2)}, "optimizer is that of the path: leave it out"),
+        ({"state_of": first, "rates": {"w": 2}}, "rates is that of the path"),
+        ({"state_of": first, "parameters": ["w"]}, "parameters is that of the path"),
+        ({"state_of": first}, "'net.linear_1.bias' is trained in one only"),
+    ):
+        with pytest.raises(cv.CalcError, match=text):
+            other.minimize(wrong, **options)
+    with pytest.raises(cv.CalcError, match="is trained in one only"):
+        other.minimize(bare, state_of=first)
+    other.minimize(right, state_of=first)
+    assert other.state_of is first and other.optimizer is first.optimizer
+    text = g.text()
+    for there, instead, why in (
+        ("state_of=of_4", "state_of=of_5", "the name of a path that a line above begins"),
+        ("state_of=of_4", "state_of=3", "the name of a path that a line above begins"),
+        ("state_of=of_4", "state_of=other", "whose loss an optimizer minimizes already"),
+        ("state_of=of_4", "state_of=of_4, optimizer=Adam()", "leave it out"),
+        ("state_of=of_4", "", "minimize needs an optimizer"),
+    ):
+        with pytest.raises(cv.CalcError, match=why):
+            cv.read_graph(text.replace(there, instead))

@@ -204,6 +204,7 @@ class Fleet(Uncopied):
             raise CalcError(f"Fleet.add: {next(iter(options))} is an option of layers and graphs: leave it out")
         if isinstance(net, Model) and seed:
             raise CalcError("Fleet.add: a Model keeps its seed and parameters: leave seed out, or add model.program")
+        own: dict[str, float] = {}
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
             # an exception came after the heap had added it, and before the fleet had
@@ -214,7 +215,6 @@ class Fleet(Uncopied):
             model = self.heap.open(net)
         else:
             program, own = self._program(net, options, learning_batch, memory)
-            hyper = {**own, **(hyper or {})}
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
@@ -245,9 +245,9 @@ class Fleet(Uncopied):
                     raise CalcError(
                         "keep_best: the program keeps parameters in a file of pages: compile it without page_bytes"
                     )
-                for path in train.trains:
-                    for name, value in (hyper or {}).items():
-                        model.hyper(path)[name] = value
+                for path, values in ((None, own), *((path, hyper or {}) for path in train.trains)):
+                    for setting, value in values.items():
+                        model.hyper(path)[setting] = value
                 job = train.job
                 job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, model.facts["epochs"], model.seed
                 job[[J.SHUFFLE, J.PATIENCE]] = shuffle, -1 if patience is None else patience

@@ -200,10 +200,13 @@ class BaseModel:
 
     @property
     def steps_done(self) -> int:
-        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``."""
-        trained = (path for path, facts in self.loaded.paths.items() if facts["backward"])
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``.
+
+        Paths that share an optimizer's state have one count.
+        """
+        counts = {facts["hyper"]: path for path, facts in self.loaded.paths.items() if facts["backward"]}
         with self.record.turn.mine:
-            return sum(int(Hyper(self, path)["t"]) for path in trained)
+            return sum(int(Hyper(self, path)["t"]) for path in counts.values())
 
     @property
     def epochs_done(self) -> int:
