@@ -1,5 +1,6 @@
 """Paths that learn in turn: an order of paths in one call has the bits of a loop over steps in Python."""
 
+import copy
 import importlib.util
 import signal
 from collections import Counter
@@ -93,9 +94,11 @@ def test_one_call_is_a_loop_over_steps(kind, workers, dtype):
         for _ in range(7):
             wanted = {path: many.run_steps(1, path=path) for path in order}
         assert found == {path: wanted[path] for path in dict.fromkeys(order)} and same(one, many)
-        assert one.steps_done == many.steps_done == (21 if n == 8 else 42)
+        assert one.steps_done == many.steps_done == (21 if n == 8 else 45)
+        assert one.run_steps(1, order=order) == many.run_steps(1, order=order)
         ran, arena = one.record.ran, one.record.arena
         assert ran == many.record.ran and arena == many.record.arena and one.record.graded == many.record.graded
+    assert same(copy.deepcopy(one), many)
     for path in set(order):
         names = [n for n, k in one.loaded.paths[path]["gradients"].items() if k is not None]
         assert names and all(np.array_equal(one.grad(n, path), many.grad(n, path)) for n in names)

@@ -774,7 +774,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         own = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("heap", "record", "_plan", "roles", "_streams")
+            if name not in ("heap", "record", "_plan", "roles", "_streams", "_orders")
         }
         return _unpickled, (file.getvalue(), type(self)), own or None
 

@@ -454,7 +454,7 @@ class BaseModel:
             slot.write(self.loaded.symbol(name), array, array.shape)
         record.held.update(batches)
 
-    def _held(self, name: str) -> int:
+    def held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
         batch = self.record.held.get(name)
         if batch is None:
@@ -468,7 +468,7 @@ class BaseModel:
         """The batch of a variable's current contents (1: it does not depend on the batch)."""
         facts = self.loaded.variables[name]
         if facts["kind"] == "placeholder":
-            return self._held(name)
+            return self.held(name)
         if facts["kind"] == "carry":
             return self.batch_size
         if facts["kind"] != "result":
@@ -708,7 +708,7 @@ class BaseModel:
         with record.change if changes else record.turn.mine, record.turn.mine:
             if "backward" in phases and loaded.least(path)[0] > 1:
                 self.heap.enter(record)  # takes note of compiled calls
-                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
+                self._check_trains(path, {name: self.held(name) for name in loaded.feeds(path)})
             for other in before:
                 self._run(*other)
             self._run(path, phases, steps)

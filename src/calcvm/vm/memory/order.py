@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,14 @@ from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch, run_rounds
+from calcvm.vm.memory.slot import Slot
 from calcvm.vm.run import job as J
 from calcvm.vm.run.feeds import readable
 from calcvm.vm.run.loaded import Loaded
 from calcvm.vm.run.rounds import round_of
 from calcvm.vm.run.slices import SLICE_SECONDS, sliced
+
+KEPT = 16  # jobs of a model for `run_steps` in an order
 
 
 def checked_order(what: str, loaded: Loaded, order: Any) -> tuple[str, ...]:
@@ -112,45 +115,71 @@ class EpochInOrder(Epoch):
         return int(self._sizes[done][self._of[done] == self.names.index(name)].sum())
 
 
-def run_order(model: BaseModel, n: int, order: Sequence[str]) -> dict[str, float]:
-    """``n`` times a step of each path in turn on the data in the heap; returns the last loss of each path."""
-    loaded, record, slot, program = model.loaded, model.record, model.slot, model.program
-    device, paths = loaded.device, [*dict.fromkeys(order)]
-    losses = np.zeros(len(paths), program.dtype)
-    job, kept = np.zeros(J.TASK_WORDS, np.int64), []
-    words = np.zeros(
-        (len(paths), J.JOB_WORDS), np.int64
-    )  # of each path, for one round of one sample: its batch is in the rows
-    words[:, [J.N_SAMPLES, J.BATCH, J.LEARNING]], words[:, J.SEED_OFF], job[J.SEED_OFF] = 1, -1, -1
-    batches, turn = [], 2**62
-    for i, path in enumerate(paths):
-        feeds = [name for name in loaded.feeds(path) if loaded.has_samples(name)]
-        sizes = {name: model._held(name) for name in feeds}
+class StepsInOrder:
+    """A job for steps of paths in turn on data in the heap; ``batches``: of the paths, in the order of their first turns."""
+
+    def __init__(self, loaded: Loaded, order: tuple[str, ...], batches: Sequence[int]):
+        program, self.paths, self.n = loaded.program, [*dict.fromkeys(order)], len(order)
+        self._losses = np.zeros(len(self.paths), program.dtype)
+        self.sections = [(*loaded.before(path, PHASES), (path, PHASES)) for path in self.paths]
+        self.made = [
+            dict.fromkeys((made for section in some for made in loaded.makes(*section)), batch)
+            for some, batch in zip(self.sections, batches)
+        ]
+        # of each path, for a round of one sample: its batch is in the rows
+        words, self.turn, self._kept = np.zeros((len(self.paths), J.JOB_WORDS), np.int64), 2**62, list[Any]()
+        words[:, [J.N_SAMPLES, J.BATCH, J.LEARNING]], words[:, J.SEED_OFF] = 1, -1
+        for i, (path, batch) in enumerate(zip(self.paths, batches)):
+            loaded.check_trains(path, batch)
+            spans, rows = loaded.round(path, *PHASES), loaded.rows(batch)
+            loss = loaded.symbol(loaded.training(path)["loss"]).offset
+            drain = self._losses.ctypes.data + i * program.itemsize, J.FEED_DTYPES[program.dtype], 1, loss
+            places, drains = np.array(spans, np.int64), np.array(drain, np.int64)
+            words[i, [J.SPANS, J.N_SPANS, J.DRAINS, J.N_DRAINS]] = places.ctypes.data, len(spans), drains.ctypes.data, 1
+            words[i, J.ROWS_FULL], self.turn = rows[1], min(self.turn, loaded.runs(*spans))
+            self._kept += [places, drains, rows[0]]
+        table = np.array([(words.ctypes.data + self.paths.index(p) * words.strides[0], 0) for p in order], np.int64)
+        self._kept += [words, table]
+        job = self._job = np.zeros(J.TASK_WORDS, np.int64)
+        loaded.device.prepare_task(job, loaded)
+        job[[J.ROW_BYTES, J.ITEMSIZE, J.SEED_OFF]] = program.row_bytes, program.itemsize, -1
+        job[[J.ORDER, J.N_ORDER, J.PACE]] = table.ctypes.data, len(table), words[0, J.ROWS_FULL] + 2
+        self._address = job.ctypes.data
+
+    def run(self, slot: Slot, rounds: int, workers: int) -> dict[str, float]:
+        """Run steps in slices; returns the last loss of each path."""
+        job = self._job
+        job[J.HEAP], job[J.REACHED] = slot.address, 0
+        if rounds <= self.turn:
+            run_rounds(slot, job, self._address, workers, rounds)
+        else:
+            run = partial(run_rounds, slot, job, self._address, workers)
+            for _ in sliced(rounds, self.turn, SLICE_SECONDS, run):
+                pass
+        return dict(zip(self.paths, self._losses.tolist()))
+
+
+def run_order(model: BaseModel, n: int, order: tuple[str, ...]) -> dict[str, float]:
+    """``n`` times a step of each path in turn, in this thread's turn; returns the last loss of each path."""
+    loaded, record, slot, batches = model.loaded, model.record, model.slot, list[int]()
+    for path in dict.fromkeys(order):
+        sizes = {name: model.held(name) for name in loaded.feeds(path) if loaded.has_samples(name)}
         if len({*sizes.values()}) > 1:
             raise ShapeError(f"path {path!r} reads batches of different sizes: {sizes}")
-        batches.append(next(iter(sizes.values()), program.batch_size))
-        loaded.check_trains(path, batches[-1])
-        spans, rows = loaded.round(path, *PHASES), loaded.rows(batches[-1])
-        loss = loaded.symbol(loaded.training(path)["loss"])
-        drain = losses.ctypes.data + i * program.itemsize, J.FEED_DTYPES[program.dtype], 1, loss.offset
-        kept += [np.array(spans, np.int64), np.array(drain, np.int64), rows[0]]
-        words[i, [J.SPANS, J.N_SPANS, J.DRAINS, J.N_DRAINS]] = kept[-3].ctypes.data, len(spans), kept[-2].ctypes.data, 1
-        words[i, J.ROWS_FULL], turn = rows[1], min(turn, loaded.runs(*spans))
-    table = np.array([(words.ctypes.data + paths.index(path) * words.strides[0], 0) for path in order], np.int64)
-    device.prepare_task(job, loaded)
-    job[[J.HEAP, J.ROW_BYTES, J.ITEMSIZE]] = slot.address, program.row_bytes, program.itemsize
-    job[[J.ORDER, J.N_ORDER, J.PACE]] = table.ctypes.data, len(table), words[0, J.ROWS_FULL] + 2
-    sections = [(*loaded.before(path, PHASES), (path, PHASES)) for path in paths]
-    for path, phases in (section for some in sections for section in some):
-        record.unmake(path, phases)
+        batches.append(next(iter(sizes.values()), loaded.program.batch_size))
+    kept, key = vars(model).setdefault("_orders", {}), (order, *batches)
+    steps = kept.get(key)
+    if steps is None:
+        if len(kept) >= KEPT:
+            kept.clear()
+        steps = kept[key] = StepsInOrder(loaded, order, batches)
+    for some in steps.sections:
+        for section in some:
+            record.unmake(*section)
     record.changed = True
-    record.graded.update(paths)
-    for _ in sliced(
-        n * len(order), turn, SLICE_SECONDS, lambda count: run_rounds(slot, job, job.ctypes.data, model.workers, count)
-    ):
-        pass
-    for some, batch in zip(sections, batches):
-        for path, phases in some:
-            record.ran.update(dict.fromkeys(loaded.makes(path, phases), batch))
+    record.graded.update(steps.paths)
+    losses = steps.run(slot, n * steps.n, model.workers)
+    for made in steps.made:
+        record.ran.update(made)
     record.arena = order[-1]
-    return dict(zip(paths, losses.tolist()))
+    return losses
