@@ -406,13 +406,6 @@ def test_wrong_orders():
     assert model.image().tobytes() == image.tobytes() and model.steps_done == 0
 
 
-def test_a_device_without_it(monkeypatch):
-    model = cv.Model(gan(), batch_size=8)
-    monkeypatch.setattr(model.loaded.device, "stops", False)
-    with pytest.raises(cv.UnsupportedOperator, match=r"not on device 'cpu': call step\(..., path=...\)"):
-        model.run_steps(1, order=ORDER)
-
-
 # ---------------------------------------------------------------- one optimizer for several paths
 def buckets(lengths=(4, 8), optimizer=None, size=6, names=None, share=True, **options):
     """A path for each length of sequences, all training the same network, with one optimizer."""

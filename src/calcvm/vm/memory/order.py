@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
+from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch, run_rounds
@@ -40,10 +40,6 @@ def checked_order(what: str, loaded: Loaded, order: Any) -> tuple[str, ...]:
         if path not in trained:
             why = f"path {path!r} does not train" if path in [*loaded.paths] else f"no path {checks.shown(path)}"
             raise CalcError(f"{what}: order: {why if paths else 'it is empty'}; {wanted} are wanted")
-    if not loaded.device.stops:
-        raise UnsupportedOperator(
-            f"{what}: order: not on device {loaded.device.name!r}: call step(..., path=...) for one path after the other"
-        )
     return (*paths,)
 
 
@@ -95,15 +91,16 @@ class EpochInOrder(Epoch):
         self._of = np.array([self.trains.index(path) for path, _ in turns])  # by round
         self._sizes = np.array([round_of(n, batch, learning, k)[1] for _, k in turns])
         self._counted = np.bincount(self._of, self._sizes)
-        self._order = np.array([(words[i].ctypes.data, k) for i, (_, k) in zip(self._of, turns)], np.int64)
-        self._results, self._sums = np.zeros(len(self.names), np.int64), self._device.shared(len(self.names))
-        for i, own_words in enumerate(words):
-            own_words[J.SUMS] = self._sums.address + 8 * i
-        self._parts = range(1)
-        job[[J.ORDER, J.N_ORDER, J.COUNTED]] = self._order.ctypes.data, len(turns), self._counted.ctypes.data
-        job[[J.RESULTS, J.N_RESULTS, J.SUMS]] = self._results.ctypes.data, len(self.names), self._sums.address
+        device, self._parts = self._device, range(1)
+        self._results, self._sums = np.zeros(len(words), np.int64), device.shared(len(words))
+        for i, of_path in enumerate(words):
+            of_path[J.SUMS] = self._sums.address + 8 * i
+        at = [device.constant(of_path) for of_path in words]
+        self._order = np.array([(at[i], k) for i, (_, k) in zip(self._of, turns)], np.int64)
+        job[[J.ORDER, J.N_ORDER]] = device.constant(self._order), len(turns)
+        job[[J.COUNTED, J.N_RESULTS, J.SUMS]] = device.constant(self._counted), len(words), self._sums.address
         job[[J.N_FEEDS, J.SEED_OFF, J.PARTS]] = 0, -1, 1
-        job[[J.PACE, J.TURN]] = words[0][J.PACE] and words[0][J.PACE] + 1, min(own[J.TURN] for own in words)
+        job[[J.PACE, J.TURN]] = words[0][J.PACE] and words[0][J.PACE] + 1, min(w[J.TURN] for w in words)
 
     def release(self) -> None:
         super().release()
@@ -116,7 +113,10 @@ class EpochInOrder(Epoch):
 
 
 class StepsInOrder:
-    """A job for steps of paths in turn on data in the heap; ``batches``: of the paths, in the order of their first turns."""
+    """A job for steps of paths in turn on data in the heap; ``batches``: of the paths, in the order of their first turns.
+
+    A step is a round of one sample that fetches none: its batch is in the rows.
+    """
 
     def __init__(self, loaded: Loaded, order: tuple[str, ...], batches: Sequence[int]):
         program, self.paths, self.n = loaded.program, [*dict.fromkeys(order)], len(order)
@@ -126,25 +126,28 @@ class StepsInOrder:
             dict.fromkeys((made for section in some for made in loaded.makes(*section)), batch)
             for some, batch in zip(self.sections, batches)
         ]
-        # of each path, for a round of one sample: its batch is in the rows
-        words, self.turn, self._kept = np.zeros((len(self.paths), J.JOB_WORDS), np.int64), 2**62, list[Any]()
-        words[:, [J.N_SAMPLES, J.BATCH, J.LEARNING]], words[:, J.SEED_OFF] = 1, -1
-        for i, (path, batch) in enumerate(zip(self.paths, batches)):
-            loaded.check_trains(path, batch)
-            spans, rows = loaded.round(path, *PHASES), loaded.rows(batch)
-            loss = loaded.symbol(loaded.training(path)["loss"]).offset
-            drain = self._losses.ctypes.data + i * program.itemsize, J.FEED_DTYPES[program.dtype], 1, loss
-            places, drains = np.array(spans, np.int64), np.array(drain, np.int64)
-            words[i, [J.SPANS, J.N_SPANS, J.DRAINS, J.N_DRAINS]] = places.ctypes.data, len(spans), drains.ctypes.data, 1
-            words[i, J.ROWS_FULL], self.turn = rows[1], min(self.turn, loaded.runs(*spans))
-            self._kept += [places, drains, rows[0]]
-        table = np.array([(words.ctypes.data + self.paths.index(p) * words.strides[0], 0) for p in order], np.int64)
-        self._kept += [words, table]
-        job = self._job = np.zeros(J.TASK_WORDS, np.int64)
-        loaded.device.prepare_task(job, loaded)
+        device, job = loaded.device, np.zeros(J.TASK_WORDS, np.int64)
+        self._kept, self._job, self._address, self.turn = list[Any](), job, job.ctypes.data, 2**62
+        losses, places = device.output(self._losses), dict[str, int]()
+        device.prepare_task(job, loaded)
         job[[J.ROW_BYTES, J.ITEMSIZE, J.SEED_OFF]] = program.row_bytes, program.itemsize, -1
-        job[[J.ORDER, J.N_ORDER, J.PACE]] = table.ctypes.data, len(table), words[0, J.ROWS_FULL] + 2
-        self._address = job.ctypes.data
+        for path, batch in zip(self.paths, batches):
+            loaded.check_trains(path, batch)
+            rows, address = loaded.rows(batch)
+            loss = loaded.symbol(loaded.training(path)["loss"]).offset
+            spans = np.array(loaded.round(path, *PHASES), np.int64)
+            drain = np.array([losses + len(places) * program.itemsize, J.FEED_DTYPES[program.dtype], 1, loss], np.int64)
+            words = np.zeros(J.JOB_WORDS, np.int64)
+            words[[J.N_SAMPLES, J.BATCH, J.LEARNING, J.ROWS_FULL, J.SEED_OFF]] = 1, 1, 1, address, -1
+            words[[J.SPANS, J.END_SPANS, J.SUMS, J.RESULTS]] = device.constant(spans)  # the last three are empty
+            words[J.DRAINS], words[[J.N_SPANS, J.N_DRAINS]] = device.constant(drain), (len(spans), 1)
+            self._kept += [rows, spans, drain, words]
+            places[path] = device.constant(words)
+            job[J.PACE] = job[J.PACE] or address + 2
+            self.turn = min(self.turn, loaded.runs(*loaded.round(path, *PHASES)))
+        table = np.array([(places[path], 0) for path in order], np.int64)
+        self._kept.append(table)
+        job[[J.ORDER, J.N_ORDER]] = device.constant(table), len(table)
 
     def run(self, slot: Slot, rounds: int, workers: int) -> dict[str, float]:
         """Run steps in slices; returns the last loss of each path."""
@@ -156,6 +159,7 @@ class StepsInOrder:
             run = partial(run_rounds, slot, job, self._address, workers)
             for _ in sliced(rounds, self.turn, SLICE_SECONDS, run):
                 pass
+        slot.loaded.device.collect(self._losses)
         return dict(zip(self.paths, self._losses.tolist()))
 
 

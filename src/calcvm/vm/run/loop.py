@@ -42,7 +42,7 @@ from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, h
 round_of, rows_of, epoch_key, status_of = map(
     inlined, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
 )
-begin, average = rounds.passes(inlined, f64_at)
+turn_of, begin, average, loss_of = rounds.passes(inlined, i64_at, f64_at)
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _getcpuclockid = types.ExternalFunction("pthread_getcpuclockid", types.int32(types.int64, types.int64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -206,16 +206,6 @@ def weigh(job, of, share):
     put(job, i64_at(of)[J.SEED_OFF], share)
 
 
-@inlined
-def turn_of(job, k):
-    """The words of the path that learns in round ``k``, and which round of that path's pass it is."""
-    words = i64_at(job)
-    if words[J.ORDER] == 0:
-        return job, k
-    turn = i64_at(words[J.ORDER] + 16 * (k % words[J.N_ORDER]))
-    return turn[0], turn[1]
-
-
 @helper
 def enough(job, k, worker):
     """Whether a team leaves its job after step or round ``k``, because the deadline has passed.
@@ -252,7 +242,9 @@ def run_rounds(job, worker):
     words = i64_at(job)
     control, nw, ahead = words[J.BARRIER], words[J.TEAM], far(job)
     for k in range(words[J.FIRST], words[J.FIRST] + words[J.COUNT]):
-        of, j = turn_of(job, k)
+        of, j = turn_of(words, k)
+        if of == 0:
+            of = job
         path = i64_at(of)
         n, batch = path[J.N_SAMPLES], path[J.BATCH]
         base, m, of_learning, is_last = round_of(n, batch, path[J.LEARNING], j)
@@ -339,18 +331,12 @@ def compute(job):
 
 @helper
 def conclude(job):
-    """Append the means of a whole pass to MEANS; returns the first, or NaN if the loss of another path is not finite."""
+    """Append the means of a whole pass to MEANS; returns the loss."""
     words = i64_at(job)
     average(words)
-    means = f64_at(words[J.MEANS])
     if words[J.FUNCTIONS]:
         compute(job)
-    loss = means[0]
-    if words[J.ORDER]:
-        sums, counted = f64_at(words[J.SUMS]), f64_at(words[J.COUNTED])
-        for k in range(words[J.N_RESULTS]):
-            means[k] = sums[k] / counted[k]
-            loss += 0.0 * means[k]
+    loss = loss_of(words)
     words[J.MEANS] += 8 * words[J.N_RESULTS]
     return loss
 
