@@ -610,10 +610,6 @@ class Path(Answering):
             optimizer, parameters, rates = self._as_in(
                 state_of, loss, {"optimizer": optimizer, "parameters": parameters, "rates": rates}
             )
-        elif optimizer is None:
-            raise CalcError(
-                'minimize: optimizer is missing: give one such as "adam", or state_of, a path whose optimizer it is'
-            )
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
         behind = self.trained_behind(loss) if trained is None else trained

@@ -239,21 +239,24 @@ def run_rows(job, worker):
 
 def run_rounds(job, worker):
     """Run rounds [FIRST, FIRST+COUNT) of an epoch: fetch, the round's sections, then those that end a learning batch."""
-    words = i64_at(job)
-    control, nw, ahead = words[J.BARRIER], words[J.TEAM], far(job)
+    words = path = i64_at(job)
+    control, nw, ahead, of, order = words[J.BARRIER], words[J.TEAM], far(job), job, words[J.ORDER]
+    n, batch, learning = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING]
+    spans, end_spans = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
+    first_span, last_span = 0, words[J.N_SPANS]
+    if words[J.PART] > 0:
+        first_span = words[J.PART] - 1
+        if words[J.PART] < words[J.PARTS]:
+            last_span = words[J.PART]
     for k in range(words[J.FIRST], words[J.FIRST] + words[J.COUNT]):
-        of, j = turn_of(words, k)
-        if of == 0:
-            of = job
-        path = i64_at(of)
-        n, batch = path[J.N_SAMPLES], path[J.BATCH]
-        base, m, of_learning, is_last = round_of(n, batch, path[J.LEARNING], j)
+        j = k
+        if order:  # another path's words take the place of the job's
+            of, j = turn_of(words, k)
+            path = i64_at(of)
+            n, batch, learning, last_span = path[J.N_SAMPLES], path[J.BATCH], path[J.LEARNING], path[J.N_SPANS]
+            spans, end_spans = i64_at(path[J.SPANS]), i64_at(path[J.END_SPANS])
+        base, m, of_learning, is_last = round_of(n, batch, learning, j)
         rows = rows_of(path, m, of_learning)
-        first_span, last_span = 0, path[J.N_SPANS]
-        if words[J.PART] > 0:
-            first_span = words[J.PART] - 1
-            if words[J.PART] < words[J.PARTS]:
-                last_span = words[J.PART]
         if words[J.PART] <= 1:
             fetch(job, of, base, m, worker)
             if ahead:
@@ -262,16 +265,16 @@ def run_rounds(job, worker):
                 weigh(job, of, m / of_learning)
             if nw > 1:
                 nw = barrier(control, job, nw, worker, 0)
-        nw = run_spans(job, rows, i64_at(path[J.SPANS]), first_span, last_span, worker, nw)
+        nw = run_spans(job, rows, spans, first_span, last_span, worker, nw)
         if 0 < words[J.PART] < words[J.PARTS]:
             continue
         if is_last:
-            nw = run_spans(job, rows, i64_at(path[J.END_SPANS]), 0, path[J.N_END_SPANS], worker, nw)
+            nw = run_spans(job, rows, end_spans, 0, path[J.N_END_SPANS], worker, nw)
         if 1 < nw > worker:
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
             deliver(job, of, base, m, of_learning)
-            if of != job and is_last and path[J.SEED_OFF] >= 0:
+            if order and is_last and path[J.SEED_OFF] >= 0:
                 weigh(job, of, 1.0)
             words[J.REACHED], words[J.UNITS] = k + 1, k + 1 - words[J.FIRST]
         if (
