@@ -1,7 +1,8 @@
 """A Wasserstein GAN with a gradient penalty draws digits: the critic's loss contains the norm of the critic's gradient.
 
 The critic should be 1-Lipschitz.  Between scanned and drawn digits, a slope of its score other than 1 is penalized.  So its loss
-has a gradient in it (`cv.gradient`), and training needs the gradient of that.  examples/gan.py is the same without a penalty.  Needs
+has a gradient in it (`cv.gradient`), and training needs the gradient of that.  The critic has three turns for one of the generator, each
+on another batch; one call of `fit` runs a whole epoch.  examples/gan.py is the same without a penalty, step by step.  Needs
 ``pip install "calcvm[demo]"``; some digits are in out/wgan_gp.png.
 
     python examples/wgan_gp.py [--epochs N] [--quick]
@@ -22,7 +23,8 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.data import digits
 
-PENALTY, CRITICS = 10.0, 3  # weight of the penalty; steps of the critic for one of the generator
+PENALTY = 10.0  # its weight
+ORDER = ("critic", "critic", "critic", "generator")
 
 
 def build() -> cv.CalcGraph:
@@ -61,20 +63,16 @@ def main() -> None:
     X, y = digits()
     X = (X / 8 - 1).astype("float32")
     rng = np.random.default_rng(0)
-    program = cv.compile(build(), batch_size=BATCH, keep=["penalty", "distance"])
-    model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
-    start, steps = time.perf_counter(), 0
+    model = cv.Model(build(), batch_size=BATCH, keep=["penalty", "distance"], seed=0)
+    start, n = time.perf_counter(), len(X)
     for epoch in range(epochs):
-        order = rng.permutation(len(X))
-        for k in range(0, len(X) - BATCH + 1, BATCH):
-            noise, share = rng.standard_normal((BATCH, NOISE), "float32"), rng.random((BATCH, 1), "float32")
-            model.step(X[order[k : k + BATCH]], noise, share, path="critic")
-            if steps % CRITICS == 0:
-                model.step(rng.standard_normal((BATCH, NOISE), "float32"), path="generator")
-            steps += 1
+        noise, share = rng.standard_normal((n, NOISE), "float32"), rng.random((n, 1), "float32")
+        model.fit({"real": X, "noise": noise, "share": share}, order=ORDER, progress=False)
         if (epoch + 1) % (epochs // 5) == 0:
+            model["real"], model["noise"], model["share"] = X[:BATCH], noise[:BATCH], share[:BATCH]
+            model.forward("critic")
             print(f"epoch {epoch + 1}/{epochs}  distance {model['distance']:.3f}  penalty {model['penalty']:.3f}")
-    print(f"{steps:,} steps of the critic in {time.perf_counter() - start:.1f} s")
+    print(f"{int(model.hyper('critic')['t']):,} steps of the critic in {time.perf_counter() - start:.1f} s")
 
     judge(model, X, y, rng, args.out / "wgan_gp.png")
 

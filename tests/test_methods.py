@@ -89,6 +89,9 @@ ACTIONS = {
     "predict out": lambda m, way, x, y: way(m, "predict")(x, out=np.empty((len(x), 3), m.program.dtype)).tobytes(),
     "predict many": lambda m, way, x, y: way(m, "predict")(np.repeat(x, 5, 0)).tobytes(),
     "run_steps": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "run_steps")(1), way(m, "run_steps")(3)],
+    "run_steps in an order": lambda m, way, x, y: [
+        way(m, "step")(x, y), way(m, "run_steps")(2, order=["learn"]), way(m, "run_steps")(1), m["loss"].tobytes(),
+    ],
     "evaluate": lambda m, way, x, y: way(m, "evaluate")(x, y),
     "evaluate many": lambda m, way, x, y: way(m, "evaluate")(np.repeat(x, 5, 0), np.repeat(y, 5)),
     "run": lambda m, way, x, y: same(way(m, "run")({"input": x})),

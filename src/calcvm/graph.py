@@ -520,6 +520,7 @@ class Path(Answering):
     parameters: tuple[Variable, ...] | None = None
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate that differ from 1, by name
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay
+    state_of: Path | None = field(default=None, repr=False)  # the path whose optimizer's state this one uses
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
     carries: dict[Variable, Variable] = field(default_factory=dict, repr=False)  # what a forward leaves in each carry
     one_step: bool = False  # layers of sequences compute one step of each sample, from states that they carry
@@ -547,28 +548,49 @@ class Path(Answering):
     def minimize(
         self,
         loss: Variable,
-        optimizer: Optimizer | str,
+        optimizer: Optimizer | str | None = None,
         output: Variable | tuple[Variable, ...] | None = None,
         parameters: Iterable[Variable | str] | None = None,
         rates: Mapping[str, float] | Mapping[Variable, float] | None = None,
+        *,
+        state_of: Path | None = None,
     ) -> None:
         """Train the trainable parameters that ``loss`` depends on.
 
         Parameters
         ----------
         loss : variable of one element.
-        optimizer : optimizer, or its name such as ``"adam"``.
+        optimizer : optimizer, or its name such as ``"adam"``.  Each path has its own state (moments, steps, learning rate), also
+            if two are given one optimizer; see ``state_of``.
         output : the network's result, or a tuple of results.  Operators that the output does not need form the section
             "loss", so the network can run forward without targets.
         parameters : the parameters to train, or their names (`CalcGraph.parameters` finds them by a prefix).  The others
             keep their values in this path.  Default: all that the loss depends on.
         rates : factors of the learning rate, by parameter, by name, by a prefix that ends with a dot such as
             ``"linear_1."``, or by a suffix that begins with one such as ``".bias"``.  If several match, the last one wins.
+        state_of : a path that trains the same parameters.  Both are then one optimizer, as in PyTorch: with the same moments, count
+            of steps and learning rate, and the same factors of it.  For example, one path for each length of sequences.  Leave out
+            ``optimizer``, ``parameters`` and ``rates``.
 
         Raises
         ------
         ShapeError : the loss has more than one element.
         CalcError : the path is forward only or has a loss already, or the loss does not depend on the given parameters.
+
+        Examples
+        --------
+        >>> g = cv.CalcGraph()
+        >>> w = g.parameter("w", (2, 1))
+        >>> short, long = g.placeholder("short", (None, 4, 2)), g.placeholder("long", (None, 8, 2))
+        >>> with g.path("of_4", backward=True) as of_4:
+        ...     of_4.minimize(cv.mean(cv.square(short @ w - 1)), "adam")
+        >>> with g.path("of_8", backward=True) as of_8:
+        ...     of_8.minimize(cv.mean(cv.square(long @ w - 1)), state_of=of_4)
+        >>> model = cv.Model(g, batch_size=3)
+        >>> model.step(np.ones((3, 4, 2)), path="of_4") > model.step(np.ones((3, 8, 2)), path="of_8")
+        True
+        >>> model.steps_done, model.hyper("of_4")["t"], model.hyper("of_8")["t"]
+        (2, 2.0, 2.0)
         """
         from calcvm.optim import optimizer_of
 
@@ -586,6 +608,10 @@ class Path(Answering):
             self.graph._active.append(self)
             LATER["write_out"](self, loss)
             self.graph._active.pop()
+        if state_of is not None:
+            optimizer, parameters, rates = self._as_in(
+                state_of, loss, {"optimizer": optimizer, "parameters": parameters, "rates": rates}
+            )
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
         behind = self.trained_behind(loss) if trained is None else trained
@@ -599,6 +625,7 @@ class Path(Answering):
             check_scores(op.spec.name, op.inputs[op.spec.inputs[0]])
         self.loss, self.optimizer, self.output = loss, optimizer, output
         self.parameters, self.rates, self.no_decay = trained, factors, spared
+        self.state_of = state_of and (state_of.state_of or state_of)
 
     def carry(self, state: Variable, new: Variable) -> None:
         """As `calcvm.carry`, in this path."""
@@ -616,6 +643,23 @@ class Path(Answering):
         if new.kind == "result" and new.path is not self:
             raise CalcError(f"carry: {new.name!r} is not computed in path {self.name!r}")
         self.carries[state] = new
+
+    def _as_in(self, other: Any, loss: Variable, given: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        """The optimizer, parameters and rates of a path with whose optimizer's state this one trains."""
+        what = f"minimize: state_of={checks.shown(getattr(other, 'name', other))}"
+        if not isinstance(other, Path) or other.graph is not self.graph or other.loss is None:
+            raise CalcError(f"{what}: a path of this graph is wanted whose loss an optimizer minimizes already")
+        for name, value in given.items():
+            if value is not None:
+                raise CalcError(f"{what}: {name} is that of the path: leave it out")
+        theirs = other.trained_behind(other.loss) if other.parameters is None else other.parameters
+        ours = [v for v in self.trained_behind(loss) if other.parameters is None or v in theirs]
+        if differ := {*theirs} ^ {*ours}:
+            first = min(v.name for v in differ)
+            raise CalcError(
+                f"{what}: one optimizer trains the same parameters in both paths, and {first!r} is trained in one only"
+            )
+        return other.optimizer, other.parameters, other.rates
 
     def _factors(self, trained: Sequence[Variable], given: Any) -> dict[str, float]:
         """Factors of the learning rate that differ from 1, by name."""
@@ -723,7 +767,20 @@ class Path(Answering):
         rates, layers = (*self.rates.items(),), tuple([(scope, v.name, n) for scope, (v, n) in self.layers.items()])
         operations = tuple([op.form for op in self.operations])
         carries = tuple([(state.name, new.name) for state, new in self.carries.items()])
-        return (self.name, self.backward, *ends, optimizer, trained, rates, self.no_decay, layers, operations, carries)
+        shared = self.state_of and self.state_of.name
+        return (
+            self.name,
+            self.backward,
+            *ends,
+            optimizer,
+            trained,
+            rates,
+            self.no_decay,
+            layers,
+            operations,
+            carries,
+            shared,
+        )
 
     @property
     def variables(self) -> Iterator[Variable]:

@@ -383,7 +383,7 @@ def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
                 raise KeyboardInterrupt
 
     record, slot = World(2).model.record, Interrupted()
-    record.open, record.passing = {"learn"}, "learn"
+    record.open, record.passing = {"learn"}, ("learn",)
     with pytest.raises(KeyboardInterrupt):
         slot.renew(record, np.zeros(4), {"seed": 7})
-    assert slot.copies == 2 and record.facts["seed"] == 7 and not record.open and record.passing is None
+    assert slot.copies == 2 and record.facts["seed"] == 7 and not record.open and record.passing == ()

@@ -23,11 +23,12 @@ from calcvm.model import CalcHeap, Model, build_graph
 from calcvm.model.adapting import adapt_new
 from calcvm.model.data import arrays_of
 from calcvm.model.model import BATCH, graph_of
-from calcvm.model.roles import figures
+from calcvm.model.roles import LEARN, figures, trained_paths
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.heap import parse_bytes
+from calcvm.vm.memory.order import EpochInOrder, checked_order
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.memory.turns import Turns, anyone_waits
@@ -141,6 +142,7 @@ class Fleet(Uncopied):
         shuffle: bool = True,
         memory: int | str | None = None,
         check_finite: bool = False,
+        order: Iterable[str] | None = None,
         **options: Any,
     ) -> Handle:
         """Add a new model, a copy of one, or by its name one that the store has kept.
@@ -178,6 +180,9 @@ class Fleet(Uncopied):
             (``accumulate=True``).
         memory : int or str, optional
             Quota: raise if the program takes more bytes.  Layers and graphs are planned to fit it, as by `Model`.
+        order : list of str, optional
+            Paths that learn in turn, as in `Model.fit`; ``hyper`` applies to all of them.  A graph with several paths that train,
+            none of them called learn, needs it.
         options : of a new model, see `Model`: input_shape, loss, optimizer, batch_size, ...
 
         Raises
@@ -199,6 +204,7 @@ class Fleet(Uncopied):
             raise CalcError(f"Fleet.add: {next(iter(options))} is an option of layers and graphs: leave it out")
         if isinstance(net, Model) and seed:
             raise CalcError("Fleet.add: a Model keeps its seed and parameters: leave seed out, or add model.program")
+        own: dict[str, float] = {}
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
             # an exception came after the heap had added it, and before the fleet had
@@ -209,7 +215,6 @@ class Fleet(Uncopied):
             model = self.heap.open(net)
         else:
             program, own = self._program(net, options, learning_batch, memory)
-            hyper = {**own, **(hyper or {})}
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
@@ -229,7 +234,7 @@ class Fleet(Uncopied):
                 if learning_batch is not None:
                     model.facts["learning_batch"] = learning_batch
                 sources: list[Converted] = []
-                train, judge = self._runs(model, data, samples, validation, check_finite, sources)
+                train, judge = self._runs(model, data, samples, validation, check_finite, sources, order)
                 if watched and judge is None:
                     raise CalcError(f"{watched} needs validation data: give validation=")
                 if watched and "loss" not in figures(model.loaded).values():
@@ -240,8 +245,9 @@ class Fleet(Uncopied):
                     raise CalcError(
                         "keep_best: the program keeps parameters in a file of pages: compile it without page_bytes"
                     )
-                for name, value in (hyper or {}).items():
-                    model.hyper(train.trains)[name] = value
+                for path, values in ((None, own), *((path, hyper or {}) for path in train.trains)):
+                    for setting, value in values.items():
+                        model.hyper(path)[setting] = value
                 job = train.job
                 job[[J.ROUNDS, J.EPOCH, J.SEED]] = train.rounds, model.facts["epochs"], model.seed
                 job[[J.SHUFFLE, J.PATIENCE]] = shuffle, -1 if patience is None else patience
@@ -290,19 +296,36 @@ class Fleet(Uncopied):
             raise CalcError(f"the fleet has no model {checks.shown(name)}; it has {some([*self.handles])}") from None
 
     def _runs(
-        self, model: Model, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
+        self,
+        model: Model,
+        data: Any,
+        samples: Any,
+        validation: Any,
+        check_finite: bool,
+        sources: list[Converted],
+        order: Any,
     ) -> tuple[Epoch, Epoch | None]:
         """The epochs that train and evaluate a model; converted arrays are added to ``sources``, which keeps them alive."""
-        loaded = model.loaded
-        path = loaded.path(None)
-        loss = loaded.training(path)["loss"]
-        if loss is None:
-            raise CalcError(f"path {path!r} has no loss to report")
-        names = loaded.feeds(path)
+        loaded, learning = model.loaded, model.facts.get("learning_batch")
+        trained = trained_paths(loaded)
+        if order is None and len(trained) > 1 and LEARN not in trained:
+            raise CalcError(
+                f"Fleet.add: the graph has several paths that train: give the order in which they learn, such as order={(*trained,)}"
+            )
+        paths = (loaded.path(None),) if order is None else checked_order("Fleet.add", loaded, order)
+        for path in paths:
+            if loaded.training(path)["loss"] is None:
+                raise CalcError(f"path {path!r} has no loss to report")
+        read = {name for path in paths for name in loaded.feeds(path)}
+        names = (*(name for name in loaded.variables if name in read),)
         arrays = self._named(model, names, _arrays("data", data, names), sources)
-        train = Epoch(
-            model, arrays, path, samples=samples, train=True, learning=model.facts.get("learning_batch"),
-            results=[loss], of_totals=True, check_finite=check_finite,
+        train = (
+            EpochInOrder(model, arrays, paths, learning, samples=samples, check_finite=check_finite)
+            if order is not None
+            else Epoch(
+                model, arrays, paths[0], samples=samples, train=True, learning=learning,
+                results=[loaded.training(paths[0])["loss"]], of_totals=True, check_finite=check_finite,
+            )
         )  # fmt: skip
         with within(f"model {model.name!r}"):
             adapt_new(model, arrays, samples)
@@ -569,7 +592,8 @@ class Fleet(Uncopied):
                 self.heap.let_go(handle.model.record, self._training)
                 del active[place]
             if handle.status == "trapped":
-                handle.model.drop_added(handle.model.loaded.path(None))
+                for path in handle._train.trains:
+                    handle.model.drop_added(path)
             rested.append(handle)
         return rested
 

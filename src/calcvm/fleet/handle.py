@@ -12,6 +12,7 @@ from calcvm.errors import CalcError, Trap, Uncopied
 from calcvm.fleet.tasks import Tasks
 from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.order import EpochInOrder
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.run import job as J
 from calcvm.vm.run.pieces import Shared
@@ -97,8 +98,15 @@ class Handle(Uncopied):
 
     @property
     def losses(self) -> np.ndarray:
-        """Mean training loss of each epoch in this fleet, shape (n_epochs,)."""
+        """Mean training loss of each epoch in this fleet, shape (n_epochs,); with an ``order`` that of its first path."""
         return self._column(0, 0)
+
+    @property
+    def losses_of(self) -> dict[str, np.ndarray]:
+        """As `losses`, by name: ``loss``, or with an ``order`` those of its paths, such as ``critic.loss``."""
+        paths = self._train.trains if isinstance(self._train, EpochInOrder) else ()
+        names = [f"{path}.loss" for path in paths] or ["loss"]
+        return {name: self._column(0, i) for i, name in enumerate(names)}
 
     @property
     def loss(self) -> float:
@@ -134,8 +142,11 @@ class Handle(Uncopied):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The last of `losses`, and of each of `metrics`, by name; NaN before the first epoch."""
-        return {"loss": self.loss, **{name: last(values) for name, values in self.metrics.items()}}
+        """The last of `losses`, and of each of `metrics`, by name; NaN before the first epoch.
+
+        With an ``order``, each path has its loss, such as ``critic.loss``, in place of ``loss``.
+        """
+        return {name: last(values) for name, values in {**self.losses_of, **self.metrics}.items()}
 
     def __getitem__(self, name: Any) -> NoReturn:
         told = f"figures[{name!r}]" if str(name) in self.figures else hints.NAMES["Handle"].get(str(name), str(name))
@@ -237,8 +248,8 @@ class Handle(Uncopied):
         record = self.model.record
         record.facts["epochs"], record.trains = epoch, 0
         if first == 0:
-            record.open.discard(self._train.trains)
-            record.passing = None
+            record.open.difference_update(self._train.trains)
+            record.passing = ()
         if self.status != "stopped":
             self.status = STATUS.get(status, "waiting")
         if status == J.TRAPPED:

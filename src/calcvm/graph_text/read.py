@@ -262,13 +262,20 @@ class _Reader:
     def _minimize(self, line: Statement) -> None:
         path, call = self.inside("minimize"), line.call
         assert call is not None
-        said = _by_name("minimize", call.pairs, ("optimizer", "output", "parameters", "rates"))
+        said = _by_name("minimize", call.pairs, ("optimizer", "output", "parameters", "rates", "state_of"))
         if len(call.items) != 1:
             raise Wrong(self.at, "minimize needs one loss, such as minimize(loss, optimizer=SGD(0.1))")
-        if "optimizer" not in said:
+        if "optimizer" not in said and "state_of" not in said:
             raise Wrong(self.at, "minimize needs an optimizer, such as optimizer=SGD(0.1)")
         loss = self.variable(call.items[0])
-        given: dict[str, Any] = {"optimizer": _made(said["optimizer"], "optimizer", OPTIMIZERS)}
+        given: dict[str, Any] = {}
+        if "optimizer" in said:
+            given["optimizer"] = _made(said["optimizer"], "optimizer", OPTIMIZERS)
+        if "state_of" in said:
+            other = self.graph.paths.get(said["state_of"].value)
+            if said["state_of"].kind not in ("name", "text") or other is None:
+                raise Wrong(said["state_of"].at, "the name of a path that a line above begins is wanted here")
+            given["state_of"] = other
         if "output" in said:
             found = self.variables(said["output"])
             given["output"] = tuple(found) if len(found) > 1 else found[0] if found else None

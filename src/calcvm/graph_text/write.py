@@ -50,8 +50,8 @@ def text_of(graph: CalcGraph) -> str:
 class _Part(NamedTuple):
     """A line of a path: the results it reads and sets, its layer, and a function that writes it."""
 
-    reads: tuple[Variable, ...]
-    makes: tuple[Variable, ...]
+    reads: tuple[Variable | Path, ...]  # a path: the optimizer that its `minimize` names
+    makes: tuple[Variable | Path, ...]
     layer: str
     write: Callable[[], str]
 
@@ -124,7 +124,7 @@ class _Writer:
         """The paths in the order of their inputs.  A path extended by results of later paths is continued after these."""
         waiting = {path: deque(self.parts(path)) for path in self.graph.paths.values()}
         lines: list[str] = []
-        begun, known = set[Path](), set[Variable]()
+        begun, known = set[Path](), set[Variable | Path]()
 
         def ready(parts: deque[_Part]) -> bool:
             return bool(parts) and known.issuperset(parts[0].reads)
@@ -167,7 +167,8 @@ class _Writer:
             yield _Part(_results(new), (), "", partial("carry({})".format, _names((state, new))))
         outputs = path.outputs
         if path.loss is not None:
-            yield _Part(_results(path.loss, *outputs), (), "", partial(self.minimize, path, path.loss))
+            reads = *_results(path.loss, *outputs), *(() if path.state_of is None else (path.state_of,))
+            yield _Part(reads, (path,), "", partial(self.minimize, path, path.loss))
         elif outputs:
             yield _Part(_results(*outputs), (), "", partial("output({})".format, _names(outputs)))
 
@@ -224,10 +225,16 @@ class _Writer:
                 )
         if self.spared(path, optimizer) != path.no_decay:  # parameters have been renamed since
             optimizer = replace(optimizer, no_decay=path.no_decay)
-        said = [named(loss.name), f"optimizer={_optimizer(what, optimizer)}"]
+        shared = path.state_of
+        said = [
+            named(loss.name),
+            f"state_of={named(shared.name)}" if shared else f"optimizer={_optimizer(what, optimizer)}",
+        ]
         if path.outputs:
             several = len(path.outputs) > 1
             said.append(f"output={'(' * several}{_names(path.outputs)}{')' * several}")
+        if shared:
+            return f"minimize({', '.join(said)})"
         if chosen is not None:
             said.append(f"parameters=[{', '.join(map(named, chosen))}]")
         if path.rates:

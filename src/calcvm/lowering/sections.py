@@ -7,8 +7,9 @@ learning rate and decay share a copy of the hyperparameters and lie side by side
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,7 @@ class Lowering:
         self.phase: dict[Variable, str] = {}  # the phase that computes a result
         self.shown: dict[Variable, Value] = {}  # copies of outputs whose storage order is not the user's
         self.lines: dict[str, LayerLine] = {}  # by label of rows
+        self.states: dict[tuple[Path, Any], Any] = {}  # values of optimizers' states, by path and role or parameter
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, results without a reader, and inputs of other paths."""
@@ -429,8 +431,7 @@ class Lowering:
         start = len(emit.statements)
         seed = emit.value(f"{path.name}.seed", "state", 1, persistent=True)
         self._starts(seed, kind="seed")
-        hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS), persistent=True, type="float64")
-        self._starts(hyper, kind="hyper", slots=opt.slots())
+        hyper = self._shared(path, "hyper", self._hyper)
         assert path.loss is not None
         backward = Backward(emit, operations, self.accumulate)
         trained = self._trained(path)
@@ -443,8 +444,8 @@ class Lowering:
                 f"d{p.name}", "gradient", p.shape, layout=p.layout, persistent=stays
             )
         backward.run(path.loss, seed)
-        states = {p: self._optimizer_state(p, opt) for p in trained}
-        factors = self._schedule_table(path, opt)
+        states = {p: self._shared(path, p, partial(self._optimizer_state, p)) for p in trained}
+        factors = self._shared(path, "table", self._schedule_table)
         update = _Update(emit, path, hyper, factors, backward.parameter_gradient, states)
         if not self.accumulate:  # tick early, so that the updates do not wait for its divisions
             behind = emit.statements[start:]
@@ -475,8 +476,21 @@ class Lowering:
         if path.no_decay:
             facts["no_decay"] = [*path.no_decay]
 
-    def _schedule_table(self, path: Path, opt: Any) -> Value | None:
+    def _shared(self, path: Path, role: Any, made: Callable[[Path], Any]) -> Any:
+        """A part of the state of a path's optimizer, which may be another path's."""
+        owner = path.state_of or path
+        if (owner, role) not in self.states:
+            self.states[owner, role] = made(owner)
+        return self.states[owner, role]
+
+    def _hyper(self, path: Path) -> Value:
+        hyper = self.emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS), persistent=True, type="float64")
+        self._starts(hyper, kind="hyper", slots=path.optimizer.slots())
+        return hyper
+
+    def _schedule_table(self, path: Path) -> Value | None:
         """The value in the heap with the factors of a tabulated schedule."""
+        opt = path.optimizer
         if not isinstance(opt.schedule, Sampled):
             return None
         factors = np.array(opt.schedule.factors)
@@ -493,9 +507,9 @@ class Lowering:
             raise CalcError(f"path {path.name!r}: the loss {path.loss.name!r} depends on no trainable parameter")
         return trained
 
-    def _optimizer_state(self, p: Variable, opt: Any) -> dict[str, Value]:
+    def _optimizer_state(self, p: Variable, path: Path) -> dict[str, Value]:
         out = {}
-        for name, start in opt.state.items():
+        for name, start in path.optimizer.state.items():
             out[name] = self.emit.tensor(f"{p.name}.{name}", "optimizer", p.shape, layout=p.layout, persistent=True)
             if start:
                 self._starts(out[name], kind="fill", value=start)

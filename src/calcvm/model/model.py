@@ -22,7 +22,7 @@ from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batc
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
-from calcvm.model.roles import PREDICT, Roles
+from calcvm.model.roles import LEARN, PREDICT, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
@@ -32,6 +32,7 @@ from calcvm.tables import Lines, preformatted
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.order import EpochInOrder, checked_order, run_order
 from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
@@ -88,8 +89,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     ----------
     net : nn.Layer, list of nn.Layer, or CalcGraph
         Layers, composed by ``>>`` or in a list; or a graph with a path learn, which trains, and a path predict, whose
-        ``output`` `predict` returns (a variable or a tuple of them).  A graph defines its placeholders, loss and
-        optimizer itself, so of the other parameters only those of `calcvm.plan` apply.
+        ``output`` `predict` returns (a variable or a tuple of them).  In a graph of several paths that train, such as a GAN's,
+        these may have any names, and none need predict: see ``order`` of `fit`.  A graph defines its placeholders, losses and
+        optimizers itself, so of the other parameters only those of `calcvm.plan` apply.
     input_shape : tuple of int
         Shape of one sample.
     loss : str or callable
@@ -342,14 +344,28 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             self, path, place, batch, vars(self).setdefault("_streams", np.zeros(self.batch_size, np.int64))
         )
 
+    @overload
+    def run_steps(self, n: int, path: str | None = None) -> float: ...
+    @overload
+    def run_steps(self, n: int, *, order: Iterable[str]) -> dict[str, float]: ...
     @methods.native(_plain_run_steps)
-    def run_steps(self, n: int, path: str | None = None) -> float:
+    def run_steps(self, n: int, path: str | None = None, *, order: Iterable[str] | None = None) -> Any:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).
 
         Each is one update of one batch, whatever ``learning_batch`` is.  Paths whose results the path reads run forward once,
         before the first step.
+
+        order : paths that train, such as ``("critic", "critic", "generator")``: ``n`` times a step of each in turn, as in a loop
+            over ``run_steps(1, path)``, in one call of compiled code.  Returns the last loss of each path, by name.
         """
-        n, path = checks.integer("run_steps: the number of steps", n), self.loaded.path(path)
+        n = checks.integer("run_steps: the number of steps", n)
+        if order is not None:
+            if path is not None:
+                raise CalcError("run_steps: order= names the paths already: leave path= out")
+            paths = checked_order("run_steps", self.loaded, order)
+            with self.record.change, self.record.turn.mine:
+                return run_order(self, n, paths)
+        path = self.loaded.path(path)
         with self.record.change, self.record.turn.mine:
             start = time.perf_counter()
             loss = self.run_whole(n, path)
@@ -367,7 +383,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : an argument is no such array, or does not fit.
         """
-        data, names = arrays_of(x, y, more), self.loaded.feeds("learn")
+        data, names = arrays_of(x, y, more), self.loaded.feeds(self.loaded.path(LEARN))
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         for name, array in zip(names, data):
@@ -387,7 +403,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     @methods.native(_plain_run)
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
-        self._check_adapted()
+        self._check_adapted(PREDICT)
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         arrays = {name: self.numbers(name, value) for name, value in inputs.items()}
         batches = {name: self.check_placeholder(name, array) for name, array in arrays.items()}
@@ -420,8 +436,10 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         adapting.adapt(self, self.roles, X)
         return self
 
-    def _check_adapted(self) -> None:
-        """Warn, once, about layers that have seen no data."""
+    def _check_adapted(self, path: str | None = None) -> None:
+        """Warn, once, about layers that have seen no data; a ``path`` must be there."""
+        if path is not None:
+            self.loaded.path(path)
         if "_looked" in vars(self):
             return
         vars(self)["_looked"] = True
@@ -447,6 +465,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         terminate_on_nan: bool = False,
         checkpoint: int | str = 1,
         progress: bool = True,
+        order: Iterable[str] | None = None,
     ) -> History:
         """Train for whole epochs in compiled code; arrays are read in place.
 
@@ -483,6 +502,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         progress : bool
             A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere at most one line every two seconds.  If it
             cannot be written, training goes on without it.
+        order : list of str, optional
+            Paths that learn in turn, such as ``("critic", "critic", "generator")``, instead of path learn.  Without ``y``, X has
+            arrays for all placeholders of these paths.  A path's turns take the epoch's batches one after the other (with a
+            ``learning_batch`` these); the epoch ends when the paths with the most turns have seen all samples.  The figures are
+            ``critic.loss``, ``generator.loss``: means over the samples that the path saw (for a loss that is no mean, over its steps).
 
         Returns
         -------
@@ -497,7 +521,30 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         )
         keep_best, watchers = checks.flag("keep_best", keep_best), callbacks_of(callbacks)
         train: Epoch | Batches
-        if comes_in_batches(X, y, self.roles):
+        trained = self.roles.trained
+        if order is not None:
+            paths = checked_order("fit", self.loaded, order)
+            roles = self.roles.in_order(self.loaded, paths, y)
+            if steps_per_epoch is not None or comes_in_batches(X, y, roles):
+                raise CalcError("order: batches that come one by one are steps: call step(..., path=...) for each")
+            share = validation if checks.is_number(validation) else None
+            data, held = training_data(self, roles, X, y, sample_weight, class_weight, share)
+            held = held if share is not None or validation is None else held_out(validation, self.roles)
+            if keep_best and held is None:
+                raise CalcError(
+                    "keep_best watches one loss: give validation data, or name it: "
+                    f"callbacks=[cv.EarlyStopping(None, figure='{paths[0]}.loss', keep_best=True)]"
+                )
+            train, trained = (
+                EpochInOrder(self, data, paths, self.learning_batch, check_finite=check_finite),
+                roles.trained,
+            )
+        elif not trained:
+            raise CalcError(
+                f"fit trains path {LEARN!r}, and the graph has several of other names: give the order in which they learn, "
+                f"such as order={(*trained_paths(self.loaded),)}"
+            )
+        elif comes_in_batches(X, y, self.roles):
             train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
         else:
             if steps_per_epoch is not None:
@@ -522,7 +569,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         with within("validation"):
             judge = self.judge(held, check_finite) if held is not None else None
-        training = Training(self, self.roles, train, judge, watchers, checkpoint_epochs(checkpoint))
+        training = Training(self, trained, train, judge, watchers, checkpoint_epochs(checkpoint))
         return training.epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
@@ -551,7 +598,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y as in `fit`."""
-        self._check_adapted()
+        self._check_adapted(PREDICT)
         inputs, labels = self.roles.inputs, self.roles.labels
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
         judge, n = self.judge(data, check_finite), count_of(data, self.roles)
@@ -580,7 +627,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         -------
         ndarray, shape (n, *output_shape); for several outputs a dict by name
         """
-        self._check_adapted()
+        self._check_adapted(PREDICT)
         outputs = self.roles.outputs
         data = by_name("X", self.roles.inputs, X, self.roles)
         sizes = {name: self.check(name, array, samples=True) for name, array in data.items()}
@@ -716,6 +763,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         from calcvm.script.document import Parts, write
 
         roles = self.roles
+        for name in (LEARN, PREDICT):
+            self.loaded.path(name)
         write(
             self.loaded,
             Parts(roles.inputs, roles.targets, roles.outputs, roles.figures),
@@ -730,7 +779,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         own = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("heap", "record", "_plan", "roles", "_streams")
+            if name not in ("heap", "record", "_plan", "roles", "_streams", "_orders")
         }
         return _unpickled, (file.getvalue(), type(self)), own or None
 

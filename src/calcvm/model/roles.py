@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
@@ -16,7 +16,7 @@ TRAINED = f"{LEARN}."  # prefix of results of path learn that judge a model whil
 
 @dataclass(frozen=True)
 class Roles:
-    """Placeholders and results of the paths learn and predict, by name.
+    """Placeholders and results of the paths learn and predict, by name; of a graph whose paths learn in turn there may be neither.
 
     inputs : the outputs are computed from these.
     targets : learning, or judging, needs these in addition.
@@ -45,34 +45,52 @@ class Roles:
     def of(cls, loaded: Loaded) -> Roles:
         """The roles in a program (CalcError: it has no such paths)."""
         missing = [path for path in (LEARN, PREDICT) if path not in loaded.paths]
-        if missing:
+        several = len(trained_paths(loaded)) > 1
+        if missing and not several:
             there = f"no path {missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
             raise CalcError(
                 f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has "
                 f"{there if loaded.paths else 'no paths: add them with g.path(name)'}"
             )
-        trained = {str(loaded.training(LEARN)["loss"]): "loss"}
+        trained = {} if LEARN in missing else {str(loaded.training(LEARN)["loss"]): "loss"}
         trained |= {
             name: name.removeprefix(TRAINED)
             for name in _readable(loaded, LEARN)
             if name.startswith(TRAINED) and name not in loaded.own_types and loaded.is_number(name)
         }
-        inputs = loaded.feeds(PREDICT, ("forward",))
-        if not inputs:
+        inputs = () if PREDICT in missing else loaded.feeds(PREDICT, ("forward",))
+        if not inputs and PREDICT not in missing:
             raise CalcError(f"path {PREDICT!r} reads no placeholder: there is nothing to predict from")
-        used = (*loaded.feeds(LEARN), *loaded.feeds(PREDICT, FORWARD))
+        used = [*(() if LEARN in missing else loaded.feeds(LEARN))]
+        used += () if PREDICT in missing else loaded.feeds(PREDICT, FORWARD)
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
-        if not outputs:
+        if not outputs and PREDICT not in missing:
             raise CalcError(f"path {PREDICT!r} has no output: predict.output = y, or a tuple of results")
         whole = frozenset(name for name in (*inputs, *targets) if not loaded.has_samples(name))
         hint = (
             f": path {PREDICT!r} reads results of path {LEARN!r}, and needs all of its data, because minimize(...) of {LEARN!r} "
             "has no output="
-        ) * (loaded.paths[LEARN]["output"] is None and LEARN in dict(loaded.before(PREDICT, ("forward",))))
+        ) * (
+            not missing
+            and loaded.paths[LEARN]["output"] is None
+            and LEARN in dict(loaded.before(PREDICT, ("forward",)))
+        )
         ranks = {name: len(loaded.forms[name]) for name in (*inputs, *targets)}
         steps = {name: loaded.forms[name][1].b for name, rank in ranks.items() if LENGTHS in inputs and rank > 1}
         return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps)
+
+    def in_order(self, loaded: Loaded, order: tuple[str, ...], y: object) -> Roles:
+        """The roles in a training in which paths learn in turn: inputs are all data of these paths, without ``y``."""
+        read = {name for path in order for name in loaded.feeds(path)}
+        names = [name for name in loaded.variables if name in read]
+        inputs = tuple(name for name in names if y is None or name in self.inputs)
+        return replace(
+            self, inputs=inputs, targets=tuple(name for name in names if name not in inputs), hint="",
+            whole=frozenset(name for name in names if not loaded.has_samples(name)),
+            ranks={name: len(loaded.forms[name]) for name in names},
+            trained={str(loaded.training(path)["loss"]): f"{path}.loss" for path in dict.fromkeys(order)},
+        )  # fmt: skip
 
     @property
     def weighted(self) -> bool:
@@ -83,6 +101,11 @@ class Roles:
     def labels(self) -> tuple[str, ...]:
         """The targets without the weights."""
         return tuple(name for name in self.targets if name != WEIGHT)
+
+
+def trained_paths(loaded: Loaded) -> list[str]:
+    """The paths that train, in their order in the program."""
+    return [path for path, facts in loaded.paths.items() if facts["backward"]]
 
 
 def figures(loaded: Loaded) -> dict[str, str]:
@@ -99,8 +122,8 @@ def figures(loaded: Loaded) -> dict[str, str]:
 
 def _declared(loaded: Loaded) -> list[str]:
     """The outputs that the graph names."""
-    facts = loaded.paths[PREDICT]
-    return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
+    facts = loaded.paths.get(PREDICT, {})
+    return facts.get("outputs") or [name for name in [facts.get("output")] if name is not None]
 
 
 def _readable(loaded: Loaded, path: str = PREDICT) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calcvm.model.roles import Roles
+from calcvm.model.roles import LEARN, Roles, trained_paths
 from calcvm.ops.dims import Affine, show
 from calcvm.tables import laid_out
 from calcvm.vm.memory.base_model import BaseModel
@@ -28,10 +28,12 @@ def layers(program: Program, path: str) -> list[str]:
 def summary(model: BaseModel, roles: Roles) -> str:
     """Tables of a model's layers and parameters, and lines about its training and resources."""
     program, loaded = model.program, model.loaded
-    learn = loaded.training("learn")
+    paths = [LEARN] if LEARN in loaded.paths else trained_paths(loaded)
+    learn = [loaded.training(path) for path in paths]
     rows, total, trained = [["parameter", "shape", "elements", "trained"]], 0, 0
     for name in program.info["parameters"]:
-        shape, trains = loaded.shape(name, 1), name in learn["gradients"] and learn.get("rates", {}).get(name) != 0
+        shape = loaded.shape(name, 1)
+        trains = any(name in facts["gradients"] and facts.get("rates", {}).get(name) != 0 for facts in learn)
         n = loaded.symbol(name).elems.b
         rows.append([name, str(shape), f"{n:,}", "yes" if trains else "no"])
         total, trained = total + n, trained + n * trains
@@ -39,15 +41,15 @@ def summary(model: BaseModel, roles: Roles) -> str:
     def shapes(names: tuple[str, ...]) -> str:
         return ", ".join(f"{name} {show(loaded.forms[name])}" for name in names)
 
-    hyper = loaded.program.info["paths"]["learn"]
-    spared = len(hyper.get("no_decay", ()))
+    spared = len({name for facts in learn for name in facts.get("no_decay", ())})
+    losses = (f"loss {facts['loss']!r}, optimizer {facts['optimizer']}" for facts in learn)
     return "\n".join(
         [
             f"model {model.name!r}: {shapes(roles.inputs)} -> {shapes(roles.outputs)}",
-            *layers(program, "predict" if "predict" in program.paths else "learn"),
+            *layers(program, "predict" if "predict" in program.paths else paths[0]),
             *laid_out(rows),
             f"{total:,} parameters, of which {trained:,} are trained, {program.dtype}",
-            f"loss {hyper['loss']!r}, optimizer {hyper['optimizer']}"
+            "; ".join(losses)
             + (f", whose weight decay spares {spared} of the parameters" if spared else "")
             + f"; judged by {', '.join(roles.figures.values()) or 'nothing'}",
             f"heap {program.heap_bytes:,} bytes for batches up to {program.batch_size:,}, "

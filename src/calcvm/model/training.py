@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,14 @@ from calcvm.vm.memory.epoch import Epoch, shuffling_key
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 if TYPE_CHECKING:
-    from calcvm.model.roles import Roles
     from calcvm.vm.memory.base_model import BaseModel
 
 
 class Training:
     """A training of a model.
 
-    run : the passes over its data, or over a stream of batches; it provides the means of results: the loss and any
-        metrics of the path learn.
+    trained : results of the training, the loss first, with their names in a `History`.
+    run : the passes over its data, or over a stream of batches; it provides the means of these results.
     judge : returns figures of the validation data, after an epoch.
     callbacks : called after steps and epochs; they may end the training.
     checkpoint : epochs between two writes of the model to a persistent store.
@@ -36,15 +35,16 @@ class Training:
     def __init__(
         self,
         model: BaseModel,
-        roles: Roles,
+        trained: Mapping[str, str],
         run: Epoch | Batches,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
         checkpoint: int,
     ):
         self.model, self.run, self.judge, self.callbacks = model, run, judge, callbacks
-        self.trained = roles.trained
-        self.loss = next(iter(self.trained))
+        self.trained = trained
+        self.loss = next(iter(trained))
+        self._losses = [name for name in trained.values() if name == "loss" or name.endswith(".loss")] + ["val_loss"]
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
         self.checkpoint = checkpoint
         self._epochs: int | None = None  # the model's count, including the epoch that ends
@@ -65,7 +65,7 @@ class Training:
                     figures = self._figures()
                     report.epoch(epoch, figures)
                     history.epochs.append({**figures, "seconds": time.perf_counter() - start})
-                    strange = [name for name in ("loss", "val_loss") if not np.isfinite(figures.get(name, 0.0))]
+                    strange = [name for name in self._losses if not np.isfinite(figures.get(name, 0.0))]
                     if strange and not diverged:
                         diverged = f"the {strange[0]} of epoch {epoch + 1} is {figures[strange[0]]}"
                         why = diverged if terminate_on_nan else ""

@@ -200,10 +200,13 @@ class BaseModel:
 
     @property
     def steps_done(self) -> int:
-        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``."""
-        trained = (path for path, facts in self.loaded.paths.items() if facts["backward"])
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets, of all paths: the sum of ``hyper(path)["t"]``.
+
+        Paths that share an optimizer's state have one count.
+        """
+        counts = {facts["hyper"]: path for path, facts in self.loaded.paths.items() if facts["backward"]}
         with self.record.turn.mine:
-            return sum(int(Hyper(self, path)["t"]) for path in trained)
+            return sum(int(Hyper(self, path)["t"]) for path in counts.values())
 
     @property
     def epochs_done(self) -> int:
@@ -309,7 +312,7 @@ class BaseModel:
     @property
     def adding(self) -> bool:
         """Whether it holds accumulated gradients in the middle of a learning batch that the user runs by hand."""
-        return bool(self.record.open - {self.record.passing})
+        return bool(self.record.open.difference(self.record.passing))
 
     def image(self, state: bool = True) -> np.ndarray:
         """A copy of the persistent bytes, with gradients; in the middle of a pass the copy looks as if the pass were settled.
@@ -321,8 +324,8 @@ class BaseModel:
             if not state:
                 started = {name: self._initial_state(name, self.seed) for name in self.program.info.get("carries", ())}
                 self._put(image, ((self.loaded.symbol(name), value) for name, value in started.items()))
-            if self.record.passing is not None:
-                self._put(image, self._settled(self.record.passing))
+            for path in self.record.passing:
+                self._put(image, self._settled(path))
             return image
 
     def restore(self, image: np.ndarray) -> None:
@@ -451,7 +454,7 @@ class BaseModel:
             slot.write(self.loaded.symbol(name), array, array.shape)
         record.held.update(batches)
 
-    def _held(self, name: str) -> int:
+    def held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
         batch = self.record.held.get(name)
         if batch is None:
@@ -465,7 +468,7 @@ class BaseModel:
         """The batch of a variable's current contents (1: it does not depend on the batch)."""
         facts = self.loaded.variables[name]
         if facts["kind"] == "placeholder":
-            return self._held(name)
+            return self.held(name)
         if facts["kind"] == "carry":
             return self.batch_size
         if facts["kind"] != "result":
@@ -633,12 +636,12 @@ class BaseModel:
         """As `settle`, for the thread that trains it."""
         if self.loaded.training(path)["accumulate"]:
             with self.record.turn.mine:
-                slot = self.slot
-                self.record.changed = True
+                slot, record = self.slot, self.record
+                record.changed = True
                 for symbol, value in self._settled(path):
                     slot.write(symbol, value)
-                self.record.open.discard(path)
-                self.record.passing = None
+                record.open.discard(path)
+                record.passing = tuple(other for other in record.passing if other != path)
 
     def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
         """The state besides the model that a path's accumulation changes, with its value between two learning batches."""
@@ -713,7 +716,7 @@ class BaseModel:
         with self.before_turn(path, phases), record.turn.mine:
             if "backward" in phases and loaded.least(path)[0] > 1:
                 self.heap.enter(record)  # takes note of compiled calls
-                self._check_trains(path, {name: self._held(name) for name in loaded.feeds(path)})
+                self._check_trains(path, {name: self.held(name) for name in loaded.feeds(path)})
             for other in loaded.before(path, phases):
                 self._run(*other)
             self._run(path, phases, steps)

@@ -120,7 +120,7 @@ class DeviceSlot(Slot):
             came = signal
         kept, closed = record.facts.kept, set[str]()
         kept |= facts
-        record.open, record.passing = closed, None
+        record.open, record.passing = closed, ()
         if came is not None:
             raise came
 

@@ -33,7 +33,7 @@ class Epoch:
         If it contains the path's output, the network does not run: the results use these outputs.
     held : arrays without samples, such as a table; written to the heap before rounds run.
     samples : indexes of the samples to use (default: all), or a slice; the arrays are not copied.
-    train : each round also runs backward, and each learning batch ends with an update (``trains``: the path, or None).
+    train : each round also runs backward, and each learning batch ends with an update (``trains``: the paths that learn).
     learning : samples per learning batch (default: the program's batch, one round each).
     results : scalar results over the samples.  A mean over samples becomes the mean of the pass, a sum its sum.  A function of such
         totals is computed from the totals of the whole pass, at its end; in training only with ``of_totals``.  Any other result is
@@ -57,7 +57,8 @@ class Epoch:
     ):
         program, loaded = model.program, model.loaded
         device = self._device = loaded.device
-        self.model, self.names, self.trains = model, list(results), path if train else None
+        self.model, self.names = model, list(results)
+        self.trains: tuple[str, ...] = (path,) if train else ()
         self._changes = path in loaded.changes
         data = {name: model.numbers(name, array) for name, array in data.items()}
         finite = program.dtype if check_finite else ""
@@ -168,8 +169,9 @@ class Epoch:
 
         Leftovers of an unfinished learning batch are discarded.
         """
-        if self._adds_up and self.trains in self.model.record.open:
-            self.model.drop_added(str(self.trains))
+        if self._adds_up:
+            for path in self.model.record.open.intersection(self.trains):
+                self.model.drop_added(path)
         before, job = self.passes, self.job
         self._before = before  # no signal is handled between this and the next statement
         job[J.REACHED] = job[J.FIRST] = 0
@@ -192,8 +194,8 @@ class Epoch:
             yield from self._slices(seconds, marks)
             self._device.collect(*self._outputs.values())
         finally:  # also if training was interrupted in the middle of a learning batch
-            if self.trains is not None:
-                self.model.drop_added(self.trains)
+            for path in self.trains:
+                self.model.drop_added(path)
 
     def whole(self, seconds: float) -> None:
         """Run a pass in the data's order, as one turn, in slices that allow Ctrl-C."""
@@ -254,22 +256,13 @@ class Epoch:
                 facts["epochs"] = int(job[J.EPOCH])
                 yield from means[done - first : facts["epochs"] - first].tolist()
         finally:
-            model.drop_added(str(self.trains))
+            model.drop_added(self.trains[0])
 
     def _run(self, count: int) -> float:
         """Run the next ``count`` whole rounds in a turn; returns the seconds they took."""
-        job, parts, workers = self.job, self._parts, self._workers
         with self.model.record.turn.mine:
             slot, start = self._enter(), time.perf_counter()
-            first = job.item(J.REACHED)
-            stop = first + count
-            while first < stop:
-                job[J.FIRST], job[J.COUNT] = first, stop - first if len(parts) == 1 else 1
-                if workers > 1:
-                    job[J.DEADLINE], job[J.UNTIL] = latest(), 0
-                for job[J.PART] in parts:
-                    slot.execute("run_rounds", job, self._job_address, workers)
-                first = ended(job, first + job.item(J.COUNT))
+            run_rounds(slot, self.job, self._job_address, self._workers, count, self._parts)
             self._device.collect()
             return time.perf_counter() - start
 
@@ -291,11 +284,11 @@ class Epoch:
         record = self.model.record
         record.forget()
         record.changed |= self._changes
-        if self.trains is not None:
-            record.graded.add(self.trains)
+        if self.trains:
+            record.graded.update(self.trains)
             record.trains = get_ident()
             if self._adds_up:  # until the pass is settled; readers leave it as it is
-                record.open.add(self.trains)
+                record.open.update(self.trains)
                 record.passing = self.trains
 
     def mean(self, name: str) -> float:
@@ -305,12 +298,31 @@ class Epoch:
                 with self.model.record.turn.mine:
                     self._found = self._totals.results(self._totals.seen(self._sums.array / self.samples))
             return self._found[name]
+        return float(self._sums.array[self.names.index(name)]) / max(self._seen(name), 1)
+
+    def _seen(self, name: str) -> int:
+        """The samples so far in this pass, of a result."""
         seen, reached = self.samples, self.job.item(J.REACHED)
         if reached < self.rounds:
             batch, learning = int(self.job[J.BATCH]), int(self.job[J.LEARNING])
             whole, part = divmod(reached, -(-learning // batch))
             seen = min(whole * learning + min(part * batch, learning), seen)
-        return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
+        return seen
+
+
+def run_rounds(
+    slot: Slot, job: np.ndarray, address: int, workers: int, count: int, parts: Sequence[int] = range(1)
+) -> None:
+    """Run the next ``count`` rounds of a job, each in ``parts`` (0: whole)."""
+    first = job.item(J.REACHED)
+    stop = first + count
+    while first < stop:
+        job[J.FIRST], job[J.COUNT] = first, stop - first if len(parts) == 1 else 1
+        if workers > 1:
+            job[J.DEADLINE], job[J.UNTIL] = latest(), 0
+        for job[J.PART] in parts:
+            slot.execute("run_rounds", job, address, workers)
+        first = ended(job, first + job.item(J.COUNT))
 
 
 def _counted(offset: int, over: str, by_learning: bool = False) -> int:

@@ -8,7 +8,7 @@ held     placeholders that hold data, with the batch size of these data
 ran      (path, phase) pairs whose results are in the heap, with the batch size they ran at
 exposed  the user has views of its memory, so that it may change at any time
 open     paths in the middle of a gradient accumulation; their gradients belong to the image
-passing  the path among these that a pass over data trains; the end of the pass drops its leftovers
+passing  the paths among these that a pass over data trains; the end of the pass drops their leftovers
 graded   paths whose gradients are in the slot
 arena    the path whose activations are in the piece; only its backward can run
 ready    the slot, if the model may be used without the heap's lock; None as soon as another may take the slot
@@ -65,7 +65,7 @@ class Record:
         self.changed = False
         self.exposed = False
         self.open: set[str] = set()
-        self.passing: str | None = None
+        self.passing: tuple[str, ...] = ()
         self.graded: set[str] = set()
         self.held: dict[str, int] = {}
         self.ran: dict[tuple[str, str], int] = {}

@@ -139,7 +139,7 @@ class Slot:
             elements = elements[RESERVED:]
             piece[:] = elements
         kept |= facts
-        record.open, record.passing = closed, None
+        record.open, record.passing = closed, ()
 
     def renew_pages(self) -> None:
         """Give a forked child its own page file."""

@@ -35,7 +35,10 @@ ROWS, START, STOP, STEPS = range(10, 14)
     INDEX,  # address of int64 indexes of the samples in their arrays, or 0: the arrays themselves are the data set
     PART, PARTS,  # for a long round: run only this part, 1 to PARTS (0: whole rounds); see `slices.cut`
     REACHED,  # finished rounds of the pass
-) = range(10, 37)  # fmt: skip
+    # ORDER: address of N_ORDER pairs, or 0.  Round k of the pass is that of pair k modulo N_ORDER: (address of a path's words, which
+    # are laid out as a job's, round of that path's own pass).  COUNTED: the samples of each of RESULTS in the pass, float64.
+    ORDER, N_ORDER, COUNTED,
+) = range(10, 40)  # fmt: skip
 JOB_WORDS = 40
 BY_LEARNING = 1 << 60  # marks offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
 
@@ -52,7 +55,7 @@ BY_LEARNING = 1 << 60  # marks offsets at RESULTS: see `calcvm.vm.run.samples.de
     # the sums and in the heap; the number of rows that compute it, and these rows; its place among the means and in the heap.
     FUNCTIONS,
     KEEP, IMAGE, IMAGE_BYTES,  # destination of the heap's image after an epoch with a new best, or 0; the image's offset in the heap
-) = range(37, 53)  # fmt: skip
+) = range(40, 56)  # fmt: skip
 # Number of workers that try to run the task: the one that raises it from 0 runs it.  CLAIM has a cache line to itself.
 CLAIM = 56
 TASK_WORDS = 64

@@ -42,7 +42,7 @@ from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, h
 round_of, rows_of, epoch_key, status_of = map(
     inlined, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
 )
-begin, average = rounds.passes(inlined, f64_at)
+turn_of, begin, average, loss_of = rounds.passes(inlined, i64_at, f64_at)
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _getcpuclockid = types.ExternalFunction("pthread_getcpuclockid", types.int32(types.int64, types.int64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
@@ -201,9 +201,9 @@ def element(job, offset):
 
 
 @helper
-def weigh(job, share):
-    """Scale the gradient of the loss by a round's share of its learning batch."""
-    put(job, i64_at(job)[J.SEED_OFF], share)
+def weigh(job, of, share):
+    """Scale the gradient of path ``of``'s loss by a round's share of its learning batch."""
+    put(job, i64_at(of)[J.SEED_OFF], share)
 
 
 @helper
@@ -239,39 +239,46 @@ def run_rows(job, worker):
 
 def run_rounds(job, worker):
     """Run rounds [FIRST, FIRST+COUNT) of an epoch: fetch, the round's sections, then those that end a learning batch."""
-    words = i64_at(job)
-    control = words[J.BARRIER]
-    n, batch, learning, nw = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING], words[J.TEAM]
+    words = path = i64_at(job)
+    control, nw, ahead, of, order = words[J.BARRIER], words[J.TEAM], far(job), job, words[J.ORDER]
+    n, batch, learning = words[J.N_SAMPLES], words[J.BATCH], words[J.LEARNING]
     spans, end_spans = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
-    ahead = far(job)
     first_span, last_span = 0, words[J.N_SPANS]
     if words[J.PART] > 0:
         first_span = words[J.PART] - 1
         if words[J.PART] < words[J.PARTS]:
             last_span = words[J.PART]
     for k in range(words[J.FIRST], words[J.FIRST] + words[J.COUNT]):
-        base, m, of_learning, is_last = round_of(n, batch, learning, k)
-        rows = rows_of(words, m, of_learning)
+        j = k
+        if order:  # another path's words take the place of the job's
+            of, j = turn_of(words, k)
+            path = i64_at(of)
+            n, batch, learning, last_span = path[J.N_SAMPLES], path[J.BATCH], path[J.LEARNING], path[J.N_SPANS]
+            spans, end_spans = i64_at(path[J.SPANS]), i64_at(path[J.END_SPANS])
+        base, m, of_learning, is_last = round_of(n, batch, learning, j)
+        rows = rows_of(path, m, of_learning)
         if words[J.PART] <= 1:
-            fetch(job, base, m, worker)
+            fetch(job, of, base, m, worker)
             if ahead:
                 fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
-            if worker == 0 and words[J.SEED_OFF] >= 0:
-                weigh(job, m / of_learning)
+            if worker == 0 and path[J.SEED_OFF] >= 0:
+                weigh(job, of, m / of_learning)
             if nw > 1:
                 nw = barrier(control, job, nw, worker, 0)
         nw = run_spans(job, rows, spans, first_span, last_span, worker, nw)
         if 0 < words[J.PART] < words[J.PARTS]:
             continue
         if is_last:
-            nw = run_spans(job, rows, end_spans, 0, words[J.N_END_SPANS], worker, nw)
+            nw = run_spans(job, rows, end_spans, 0, path[J.N_END_SPANS], worker, nw)
         if 1 < nw > worker:
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
-            deliver(job, base, m, of_learning)
+            deliver(job, of, base, m, of_learning)
+            if order and is_last and path[J.SEED_OFF] >= 0:
+                weigh(job, of, 1.0)
             words[J.REACHED], words[J.UNITS] = k + 1, k + 1 - words[J.FIRST]
         if (
-            1 < nw > worker and words[J.N_DRAINS]
+            1 < nw > worker and path[J.N_DRAINS]
         ):  # a result may lie in a placeholder that other workers fill with the next samples
             nw = barrier(control, job, nw, worker, 0)
         if worker >= nw or (words[J.DEADLINE] and enough(job, k, worker)):
@@ -327,14 +334,14 @@ def compute(job):
 
 @helper
 def conclude(job):
-    """Append the means of a whole pass to MEANS; returns the first."""
+    """Append the means of a whole pass to MEANS; returns the loss."""
     words = i64_at(job)
     average(words)
-    means = f64_at(words[J.MEANS])
     if words[J.FUNCTIONS]:
         compute(job)
+    loss = loss_of(words)
     words[J.MEANS] += 8 * words[J.N_RESULTS]
-    return means[0]
+    return loss
 
 
 @helper
@@ -354,7 +361,7 @@ def end_epoch(task):
     words[J.FIRST] = 0
     words[J.EPOCH] += 1
     if words[J.SEED_OFF] >= 0:
-        weigh(task, 1.0)
+        weigh(task, task, 1.0)
     if words[J.JUDGE]:
         score = conclude(words[J.JUDGE])
         i64_at(words[J.JUDGE])[J.FIRST] = 0

@@ -41,8 +41,16 @@ def status_of(words, loss):  # type: ignore[no-untyped-def]
     return J.STOPPED if stops else words[J.STATUS]
 
 
-def passes(compiled: Callable, f64_at: Any) -> tuple[Any, Any]:
-    """The functions that start a pass, and write its means to MEANS at its end."""
+def passes(compiled: Callable, i64_at: Any, f64_at: Any) -> tuple[Any, Any, Any, Any]:
+    """The functions that find the path of a round, that start a pass, that write its means to MEANS at its end, and that read its loss."""
+
+    @compiled
+    def turn_of(words, k):  # type: ignore[no-untyped-def]
+        """The address of the words of the path that learns in round ``k`` (0: the job's), and the round of that path's own pass."""
+        if words[J.ORDER] == 0:
+            return int64(0), k
+        turn = i64_at(words[J.ORDER] + 16 * (k % words[J.N_ORDER]))
+        return turn[0], turn[1]
 
     @compiled
     def begin(words):  # type: ignore[no-untyped-def]
@@ -54,5 +62,18 @@ def passes(compiled: Callable, f64_at: Any) -> tuple[Any, Any]:
         sums, means = f64_at(words[J.SUMS]), f64_at(words[J.MEANS])
         for k in range(words[J.N_RESULTS]):
             means[k] = sums[k] / words[J.N_SAMPLES]
+        if words[J.ORDER]:
+            for k in range(words[J.N_RESULTS]):
+                means[k] = sums[k] / f64_at(words[J.COUNTED])[k]
 
-    return begin, average
+    @compiled
+    def loss_of(words):  # type: ignore[no-untyped-def]
+        """The first mean; NaN if the loss of another path is not finite."""
+        means = f64_at(words[J.MEANS])
+        loss = means[0]
+        if words[J.ORDER]:
+            for k in range(words[J.N_RESULTS]):
+                loss += 0.0 * means[k]
+        return loss
+
+    return turn_of, begin, average, loss_of

@@ -239,9 +239,9 @@ def bytes_of(dtype, size):
 
 
 @helper
-def fetch(job, base, n, worker):
-    """Copy samples base, base + 1, ... of a pass into the placeholders; workers share the batch."""
-    words, places = i64_at(job), scratch()
+def fetch(job, of, base, n, worker):
+    """Copy samples base, base + 1, ... of a pass into the placeholders of path ``of``; workers share the batch."""
+    words, path, places = i64_at(job), i64_at(of), scratch()
     size, scattered = words[J.ITEMSIZE], words[J.SHUFFLE] | words[J.INDEX]
     at, stop = n * worker // words[J.TEAM], n * (worker + 1) // words[J.TEAM]
     while at < stop:
@@ -253,8 +253,8 @@ def fetch(job, base, n, worker):
             locate(job, places, base + at, m)
         else:
             i64_at(places)[0] = base + at
-        for k in range(words[J.N_FEEDS]):
-            feed = i64_at(words[J.FEEDS] + 8 * J.FEED_WORDS * k)
+        for k in range(path[J.N_FEEDS]):
+            feed = i64_at(path[J.FEEDS] + 8 * J.FEED_WORDS * k)
             e = feed[J.ELEMS]
             dst = words[J.HEAP] + bytes_of(feed[J.DTYPE], size) * (feed[J.OFFSET] + at * e)
             call_copy_rows(dst, feed[J.ADDRESS], places, rows, e, together * e, feed[J.DTYPE], size)
@@ -300,27 +300,27 @@ def fetch_ahead(job, base, n, worker):
 
 
 @helper
-def deliver(job, base, n, of_learning):
-    """Copy a batch's results out, in sample order, and add up weighted scalars.
+def deliver(job, of, base, n, of_learning):
+    """Copy the results of a batch of path ``of`` out, in sample order, and add up weighted scalars.
 
     A mean is weighted by the samples of its round.  A sum over samples has a negative offset (see `_counted` in
     `calcvm.vm.memory.epoch`): it is weighted by the samples of the pass, or, below -BY_LEARNING, by those of its learning batch.
     """
-    words, places = i64_at(job), scratch()
+    words, path, places = i64_at(job), i64_at(of), scratch()
     heap, size = words[J.HEAP], words[J.ITEMSIZE]
     i64_at(places)[0] = 0
-    for k in range(words[J.N_DRAINS]):
-        drain = i64_at(words[J.DRAINS] + 8 * J.FEED_WORDS * k)
+    for k in range(path[J.N_DRAINS]):
+        drain = i64_at(path[J.DRAINS] + 8 * J.FEED_WORDS * k)
         e = drain[J.ELEMS]
         each = bytes_of(drain[J.DTYPE], size)
         dst, src = drain[J.ADDRESS] + each * base * e, heap + each * drain[J.OFFSET]
         call_copy_rows(dst, src, places, 1, 0, n * e, drain[J.DTYPE], size)
-    sums, offsets = f64_at(words[J.SUMS]), i64_at(words[J.RESULTS])
-    for k in range(words[J.N_RESULTS]):
+    sums, offsets = f64_at(path[J.SUMS]), i64_at(path[J.RESULTS])
+    for k in range(path[J.N_RESULTS]):
         off = offsets[k]
         weight = n
         if off < 0:
-            weight = words[J.N_SAMPLES] if off >= -J.BY_LEARNING else of_learning
+            weight = path[J.N_SAMPLES] if off >= -J.BY_LEARNING else of_learning
             off = (-1 - off) % J.BY_LEARNING
         value = np.float64(f32_at(heap)[off]) if size == 4 else f64_at(heap)[off]
         sums[k] += sum_of(value, n, size) if offsets[k] >= 0 else value * weight

@@ -400,15 +400,17 @@ class Cuda:
 
     def _rounds_as_graphs(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
         """Run one graph per round: its samples, its rows, its results."""
-        heap, spans, ends = (
-            int(job[J.HEAP]),
-            self._pairs(job, J.SPANS, J.N_SPANS),
-            self._pairs(job, J.END_SPANS, J.N_END_SPANS),
-        )
+        heap, order = int(job[J.HEAP]), self._pairs(job, J.ORDER, J.N_ORDER)
+        paths = {0: job, **{address: self._words(address) for address, _ in order}}
+        spans = {
+            a: [self._pairs(path, J.SPANS, J.N_SPANS), self._pairs(path, J.END_SPANS, J.N_END_SPANS)]
+            for a, path in paths.items()
+        }
         for k in range(int(job[J.FIRST]), int(job[J.FIRST] + job[J.COUNT])):
-            _, m, of_learning, is_last = round_of(job, k)
-            rows = int(rows_of(job, m, of_learning))
-            all_spans = spans + ends if is_last else spans
+            of, j = order[k % len(order)] if order else (0, k)
+            _, m, of_learning, is_last = round_of(paths[of], j)
+            rows = int(rows_of(paths[of], m, of_learning))
+            all_spans = sum(spans[of], []) if is_last else spans[of][0]
 
             def launches(rows: int = rows, all_spans: list = all_spans) -> list[Launch]:
                 bring, hand_over = (
@@ -419,8 +421,14 @@ class Cuda:
             key = ("rounds", rows, tuple(all_spans), heap, workers)
             self.driver.run_graph(self._graph(kernels, key, launches), self.stream)
 
+    def _words(self, address: int) -> np.ndarray:
+        """The words of a path, read from the device."""
+        found = np.zeros(J.JOB_WORDS, np.int64)
+        self.driver.to_host(found, address)
+        return found
+
     def _pairs(self, job: np.ndarray, word: int, count: int) -> list[tuple[int, int]]:
-        """A job's spans, read from the device."""
+        """Pairs that a job names, such as spans, read from the device."""
         found = np.zeros(2 * int(job[count]), np.int64)
         self.driver.to_host(found, int(job[word]))
         return [(int(a), int(b)) for a, b in found.reshape(-1, 2)]

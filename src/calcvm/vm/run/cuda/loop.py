@@ -61,7 +61,7 @@ sum_of = device(formula.sum_of)
 round_at, rows_of, epoch_key, status_of = map(
     device, (rounds.round_of, rounds.rows_of, rounds.epoch_key, rounds.status_of)
 )
-begin, average = rounds.passes(device, f64_at)
+turn_of, begin, average, loss_of = rounds.passes(device, i64_at, f64_at)
 
 
 # ---------------------------------------------------------------- waiting
@@ -192,12 +192,12 @@ def fetch_cells(words, feed, address, first, base, lo, hi):
 
 
 @device
-def fetch(words, h, base, m, w, nw):
-    """Copy samples base, base + 1, ... of a pass into the placeholders; workers share the batch."""
+def fetch(words, path, h, base, m, w, nw):
+    """Copy samples base, base + 1, ... of a pass into the placeholders of a path; workers share the batch."""
     lo, hi = part_of(m, w, nw)
     k = 0
-    while k < words[J.N_FEEDS]:
-        feed = i64_at(words[J.FEEDS] + 8 * J.FEED_WORDS * k)
+    while k < path[J.N_FEEDS]:
+        feed = i64_at(path[J.FEEDS] + 8 * J.FEED_WORDS * k)
         if feed[J.DTYPE] < BYTES:
             fetch_one(words, feed, at(h, feed[J.OFFSET]), base, lo, hi)
         else:
@@ -222,12 +222,12 @@ def take_staged(words, h, m, w, nw):
 
 
 @device
-def deliver(words, h, base, m, of_learning, w, nw):
-    """Copy a batch's results out, in sample order, and add up weighted scalars."""
+def deliver(words, path, h, base, m, of_learning, w, nw):
+    """Copy the results of a path's batch out, in sample order, and add up weighted scalars."""
     lo, hi = part_of(m, w, nw)
     k = 0
-    while k < words[J.N_DRAINS]:
-        drain = i64_at(words[J.DRAINS] + 8 * J.FEED_WORDS * k)
+    while k < path[J.N_DRAINS]:
+        drain = i64_at(path[J.DRAINS] + 8 * J.FEED_WORDS * k)
         e = drain[J.ELEMS]
         n, of, to = (hi - lo) * e, drain[J.OFFSET] + lo * e, (base + lo) * e
         if drain[J.DTYPE] == 0:
@@ -238,14 +238,14 @@ def deliver(words, h, base, m, of_learning, w, nw):
             copy_cells(n, drain[J.DTYPE], words[J.HEAP], of, drain[J.ADDRESS], to)
         k += 1
     if is_first(w):
-        sums, offsets = f64_at(words[J.SUMS]), i64_at(words[J.RESULTS])
+        sums, offsets = f64_at(path[J.SUMS]), i64_at(path[J.RESULTS])
         k = 0
-        while k < words[J.N_RESULTS]:
+        while k < path[J.N_RESULTS]:
             off = offsets[k]
             if off >= 0:
                 sums[k] += sum_of(np.float64(h[off]), m, words[J.ITEMSIZE])
             elif off >= -J.BY_LEARNING:  # sums over samples, as in `calcvm.vm.run.samples`
-                sums[k] += np.float64(h[-1 - off]) * words[J.N_SAMPLES]
+                sums[k] += np.float64(h[-1 - off]) * path[J.N_SAMPLES]
             else:
                 sums[k] += np.float64(h[-1 - off - J.BY_LEARNING]) * of_learning
             k += 1
@@ -258,16 +258,22 @@ def round_of(words, k):
 
 
 @device
-def weigh(words, h, part):
-    """Scale the gradient of the loss by a round's share of its learning batch."""
-    if words[J.SEED_OFF] >= 0:
-        h[words[J.SEED_OFF]] = like(h, part)
+def path_at(words, address):
+    """The words of a path at an address that `turn_of` found."""
+    return i64_at(address) if address else words
+
+
+@device
+def weigh(path, h, part):
+    """Scale the gradient of a path's loss by a round's share of its learning batch."""
+    if path[J.SEED_OFF] >= 0:
+        h[path[J.SEED_OFF]] = like(h, part)
 
 
 @device
 def conclude(words):
-    """The first mean of a whole pass; advances MEANS for the next pass."""
-    loss = f64_at(words[J.MEANS])[0]
+    """The loss of a whole pass; advances MEANS for the next pass."""
+    loss = loss_of(words)
     words[J.MEANS] += 8 * words[J.N_RESULTS]
     return loss
 
@@ -350,30 +356,34 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     def run_rounds(words, start, count, w, nw):
         """Run rounds [start, start + count) of a pass with ``nw`` workers."""
         h, control = heap_at(words[J.HEAP]), i64_at(words[J.BARRIER])
-        spans, ends = i64_at(words[J.SPANS]), i64_at(words[J.END_SPANS])
         k, late = start, 0
         while k < start + count and late == 0:
-            base, m, of_learning, is_last = round_of(words, k)
+            of, j = turn_of(words, k)
+            path = path_at(words, of)
+            spans, ends = i64_at(path[J.SPANS]), i64_at(path[J.END_SPANS])
+            base, m, of_learning, is_last = round_of(path, j)
             if words[J.STAGED]:
                 late = wait_until(at(control, STAGED_ROUNDS), k - start + 1, control)
                 take_staged(words, h, m, w, nw)
             else:
-                fetch(words, h, base, m, w, nw)
+                fetch(words, path, h, base, m, w, nw)
             if is_first(w):
-                weigh(words, h, np.float64(m) / np.float64(of_learning))
+                weigh(path, h, np.float64(m) / np.float64(of_learning))
             if late == 0:
                 late = meet(control, nw)
             if words[J.STAGED] and is_first(w):
                 atomic_add(at(control, TAKEN_ROUNDS), 1)
-            rows, n_spans = rows_of(words, m, of_learning), words[J.N_SPANS]
-            n_all = n_spans + words[J.N_END_SPANS] if is_last else n_spans
+            rows, n_spans = rows_of(path, m, of_learning), path[J.N_SPANS]
+            n_all = n_spans + path[J.N_END_SPANS] if is_last else n_spans
             s = 0
             while s < n_all and late == 0:
                 span = at(spans, 2 * s) if s < n_spans else at(ends, 2 * (s - n_spans))
                 late = run_span(h, rows, words[J.ROW_BYTES], span[0], span[1], control, w, nw)
                 s += 1
-            deliver(words, h, base, m, of_learning, w, nw)
-            if words[J.N_DRAINS] and late == 0:
+            deliver(words, path, h, base, m, of_learning, w, nw)
+            if of and is_last and is_first(w):
+                weigh(path, h, 1.0)
+            if path[J.N_DRAINS] and late == 0:
                 late = meet(control, nw)
             k += 1
         return late
@@ -514,16 +524,22 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
         """Copy the samples of round FIRST into the placeholders, as a separate launch."""
         words = i64_at(job)
         h = heap_at(words[J.HEAP])
-        base, m, of_learning, _ = round_of(words, words[J.FIRST])
-        fetch(words, h, base, m, block(), blocks())
+        of, j = turn_of(words, words[J.FIRST])
+        path = path_at(words, of)
+        base, m, of_learning, _ = round_of(path, j)
+        fetch(words, path, h, base, m, block(), blocks())
         if is_first(block()):
-            weigh(words, h, np.float64(m) / np.float64(of_learning))
+            weigh(path, h, np.float64(m) / np.float64(of_learning))
 
     def hand_over(job):
         """Deliver the results of round FIRST with one block, which then counts the round."""
         words = i64_at(job)
-        base, m, of_learning, _ = round_of(words, words[J.FIRST])
-        deliver(words, heap_at(words[J.HEAP]), base, m, of_learning, 0, 1)
+        of, j = turn_of(words, words[J.FIRST])
+        path, h = path_at(words, of), heap_at(words[J.HEAP])
+        base, m, of_learning, is_last = round_of(path, j)
+        deliver(words, path, h, base, m, of_learning, 0, 1)
+        if of and is_last and is_first(0):
+            weigh(path, h, 1.0)
         sync()
         if thread() == 0:
             words[J.FIRST] += 1
