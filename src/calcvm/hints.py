@@ -219,8 +219,8 @@ NAMES: dict[str, dict[str, str]] = {
         "models": "cv.Model", "RMSprop": "cv.RMSProp", "ReduceLROnPlateau": "cv.ReduceOnPlateau", "CosineAnnealingLR": "cv.Cosine",
         "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
         "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
-        "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.pick",
-        "take_along_axis": "cv.pick", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
+        "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.take_along_axis",
+        "index_select": "cv.take", "index_add": "cv.scatter_add", "scatter": "cv.scatter_add", "topk": "cv.top_k", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
         "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
         "DataLoader": "model.fit(X, y), or an iterable of batches", "MLPClassifier": "calcvm.sklearn.MLPClassifier",
         "MLPRegressor": "calcvm.sklearn.MLPRegressor", "StandardScaler": "nn.Standardize", "device": 'cv.Model(..., device="cuda")',
@@ -284,11 +284,10 @@ NAMES: dict[str, dict[str, str]] = {
 # Names that calcvm has no counterpart for, and what to do instead.
 NONE_YET = {
     **dict.fromkeys((
-        "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
+        "Attention", "Bidirectional", "ConvLSTM2D", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
         "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
-        "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod",
-        "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "tile",
-        "topk", "unique",
+        "TransformerEncoder", "TransformerEncoderLayer", "attention",
+        "fft", "norm", "prod", "repeat", "scaled_dot_product_attention", "tile", "unique",
     ), ""),
     **dict.fromkeys((
         "log10", "log2",

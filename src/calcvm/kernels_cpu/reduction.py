@@ -247,3 +247,52 @@ def log_softmax_bwd(me, rows, inner, N, dy: Ptr, y: Ptr, dx: Ptr):
     for i in range(lo * inner, hi * inner):
         k = i * N
         _log_softmax_dx(N, at(dy, k), at(y, k), at(dx, k), rsum(N, at(dy, k)))
+
+
+# ---------------------------------------------------------------- places in order
+@njit(inline=True)
+def _before(x, step, i, j, descending):
+    """Whether place i of a line comes before j: NaN is the largest, and of equals the first comes first."""
+    a, b = x[i * step], x[j * step]
+    if a == b or (a != a and b != b):
+        return i < j
+    return (a > b or a != a) == (descending == 1)
+
+
+@njit
+def _sink(x, y, step, top, end, descending):
+    """Move a place down in the heap y[top:end], where each comes after those below it."""
+    place = y[top * step]
+    while 2 * top + 1 < end:
+        below = 2 * top + 1
+        if below + 1 < end and _before(x, step, y[below * step], y[(below + 1) * step], descending):
+            below += 1
+        if not _before(x, step, place, y[below * step], descending):
+            break
+        y[top * step] = y[below * step]
+        top = below
+    y[top * step] = place
+
+
+@kernel
+def argsort_fwd(me, O, N, K, I, descending, x: Ptr, y: Ptr.int64):
+    """y[o,:,i] = the first K places of x[o,:,i] in order; x (O, N, I), y (O, K, I).
+
+    y is a heap of the first K of all places seen so far, and then sorted.  o is shared.  Source: Knuth, TAOCP 3, 5.2.3.
+    """
+    lo, hi = share(me, O)
+    I = I if lo < hi and K > 0 else 0
+    for o in range(lo, hi):
+        for i in range(I):
+            line, places = at(x, o * N * I + i), at(y, o * K * I + i)
+            for k in range(K):
+                places[k * I] = k
+            for k in range(K // 2 - 1, -1, -1):
+                _sink(line, places, I, k, K, descending)
+            for n in range(K, N):
+                if _before(line, I, n, places[0], descending):
+                    places[0] = n
+                    _sink(line, places, I, 0, K, descending)
+            for end in range(K - 1, 0, -1):
+                places[0], places[end * I] = places[end * I], places[0]
+                _sink(line, places, I, 0, end, descending)

@@ -66,6 +66,36 @@ BY_SAMPLE = frozenset(
 )
 
 
+def _taken(op: Operation) -> dict[str, list[int | None]]:
+    """Where axes of x and of index are in ``y[.., *k, ..] = x[.., index[*k], ..]``; None: a result depends on many of its places."""
+    x, k = len(op.laid["x"]), len(op.laid.get("index", ()))
+    axis = op.attrs.get("axis", 0) % x
+    return {"x": [*range(axis), None, *range(axis + k, x - 1 + k)], "index": [*range(axis, axis + k)]}
+
+
+def _along_axis(op: Operation) -> dict[str, list[int | None]]:
+    x = len(op.laid["x"])
+    axis = op.attrs.get("axis", 0) % x
+    return {"x": [None if a == axis else a for a in range(x)], "index": [*range(x)]}
+
+
+def _of_index(op: Operation) -> dict[str, list[int | None]]:
+    return {"x": [None] * len(op.laid["x"]), "index": [*range(len(op.laid["index"]))]}
+
+
+def _added(op: Operation) -> dict[str, list[int | None]]:
+    x, index = _along_axis(op)["x"], [None] * len(op.laid["index"])
+    return {"x": x, "index": index, "u": [*index, *x[1:]]}
+
+
+AT_PLACES = {
+    **dict.fromkeys(("embedding", "take", "argmax", "argmin"), _taken),
+    **dict.fromkeys(("take_along_axis", "argsort"), _along_axis),
+    **dict.fromkeys(("one_hot", "inside"), _of_index),
+    "scatter_add": _added,
+}
+
+
 class Rounds:
     """How the variables of a graph depend on the samples of a batch."""
 
@@ -176,6 +206,12 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
     if op.spec.category == EQUATION:
         return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
     one = {*placed.values()}
+    if name in AT_PLACES:
+        same = len({(axis.outer, axis.inner) for axis in one}) == 1 and kinds <= {SAME, SAMPLES}
+        to = {AT_PLACES[name](op)[slot][len(shapes[slot]) + axis.at] for slot, axis in placed.items()}
+        at = to.pop()
+        alone = same and not to and at is not None and not any(o.added for o in inputs.values())
+        return _along(replace(one.pop(), at=at - len(y)), y) if alone else OTHER_
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)
     if len(one) != 1:

@@ -201,6 +201,8 @@ def build_graph(
                 )
             figure.rename(prefix + name)
 
+    if input_dtype is None:
+        input_dtype = next((layer.takes for layer in (*before, *network)), None)
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
     if shared:
         with g.path("preprocess", adopt=False):
