@@ -24,6 +24,7 @@ ALL_LOWER = {
     "ops",
     "graph",
     "functions",
+    "gathers",
     "gradients",
     "images",
     "nn",
@@ -60,8 +61,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
+    "gathers": ({"errors", "checks", "ops", "graph", "functions"}, {"numpy"}),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "frozen"}, {"numpy"}),
+    "nn": (
+        {"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "gathers", "images", "frozen"},
+        {"numpy"},
+    ),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
         {"checks", "equations", "errors", "functions", "graph", "ops"},
         {"numpy"},

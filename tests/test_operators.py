@@ -617,7 +617,9 @@ def torch_functions():
         ),
         **{name: theirs(name) for name in DECLARED},
         **{name: (lambda run: lambda x, axis: run(x, axis=axis).values)(theirs(name)) for name in ("cummax", "cummin")},
-        "embedding": lambda x, i, padding=-1: torch.where((i == padding)[(..., *(None,) * (x.dim() - 1))], x.detach()[i.long()], x[i.long()]),
+        "embedding": lambda x, i, padding=-1: torch.where(
+            (i == padding)[(..., *(None,) * (x.dim() - 1))], x.detach()[i.long()], x[i.long()]
+        ),
         "take": lambda x, i, axis: x[(slice(None),) * (axis % x.dim()) + (i.long(),)],
         "take_along_axis": lambda x, i, axis: x.gather(axis, i.long()),
         "one_hot": lambda x, i: torch.nn.functional.one_hot(i.long(), len(x)) * x,

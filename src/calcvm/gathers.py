@@ -120,13 +120,12 @@ def take_along_axis(x: Variable, indexes: Any, axis: int) -> Variable:
     return apply("take_along_axis", x, _indexes(f"take_along_axis of {x}", indexes, x.shape[axis]), axis=axis)
 
 
-def embedding(indexes: Variable, weight: Variable, padding_idx: int | None = None) -> Variable:
+def embedding(indexes: Any, weight: Variable, padding_idx: int | None = None) -> Variable:
     """The vectors of a table at indexes, ``weight[indexes]``, as `torch.nn.functional.embedding`; `nn.Embedding` is the layer.
 
     Parameters
     ----------
-    indexes : Variable of integers in [0, n), any shape
-        Floats that are integers are accepted, up to 2**24 (in float64 2**53).
+    indexes : Variable or array of integers in [0, n), any shape
     weight : Variable, shape (n, dim)
     padding_idx : int, optional
         The index whose vector gets no gradient.
@@ -218,7 +217,9 @@ def scatter_add(x: Variable, indexes: Any, updates: Any, axis: int = 0) -> Varia
     if axis:
         u = updates if isinstance(updates, Variable) else x.graph.constant(x.graph.unique("updates"), updates)
         if u.rank != x.rank - 1 + rank:
-            raise ShapeError(f"scatter_add: updates {u} must have {x.rank - 1 + rank} axes: those of x {x}, and of indexes for axis {axis}")
+            raise ShapeError(
+                f"scatter_add: updates {u} must have {x.rank - 1 + rank} axes: those of x {x}, and of indexes for axis {axis}"
+            )
         moved = [*range(axis, axis + rank), *range(axis), *range(axis + rank, u.rank)]
         order = [axis, *range(axis), *range(axis + 1, x.rank)]
         x, updates = transpose(x, order), transpose(u, moved)
@@ -294,7 +295,9 @@ def argsort(x: Variable, axis: int = -1, descending: bool = False) -> Variable:
     >>> values["up"].tolist(), values["down"].tolist()
     ([1, 3, 0, 2], [0, 2, 3, 1])
     """
-    return apply("argsort", x, axis=_axis("argsort", x, axis), descending=checks.flag("argsort: descending", descending))
+    return apply(
+        "argsort", x, axis=_axis("argsort", x, axis), descending=checks.flag("argsort: descending", descending)
+    )
 
 
 def sort(x: Variable, axis: int = -1, descending: bool = False) -> Variable:

@@ -31,7 +31,7 @@ class ReadOnly(CalcError, AttributeError):
 # Names of arguments in other libraries: our names, of which the function has one, or (with a blank) the end of a sentence, after the
 # pattern of the callables that it fits.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "activation": ("Linear? it is a separate layer: nn.Linear(8) >> nn.ReLU()", "Conv? it is a separate layer: nn.Conv2d(8, 3) >> nn.ReLU()"),
+    "activation": (r"\bLinear? it is a separate layer: nn.Linear(8) >> nn.ReLU()", "Conv? it is a separate layer: nn.Conv2d(8, 3) >> nn.ReLU()"),
     "alpha": ("learning_rate",),
     "batch": ("batch_size",),
     "batch_size": ("it is the model's: cv.Model(..., batch_size=32)",),
@@ -78,9 +78,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "filters": ("channels",),
     "out_channels": ("channels",),
     "in_channels": ("Conv? channels are those of the input: leave it out",),
-    "in_features": ("Linear? the sizes of the input are known: leave it out, nn.Linear(units)",),
-    "input_dim": ("input_shape", "Linear? the sizes of the input are known: leave it out, nn.Linear(units)"),
-    "input_size": ("input_shape", "Linear? the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "in_features": (r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)",),
+    "input_dim": ("input_shape", r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "input_size": ("input_shape", r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)"),
     "num_features": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "normalized_shape": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "input_shape": ("it is the model's: cv.Model(..., input_shape=(4,))",),

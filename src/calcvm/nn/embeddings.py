@@ -24,7 +24,7 @@ class Embedding(Weighted):
     num_embeddings : int
     embedding_dim : int
     padding_idx : int, optional
-        The integer of padding: its vector starts at 0 and gets no gradient, so that it stays as it is.
+        The integer of padding: its vector starts at 0 and gets no gradient here, so that it stays 0, unless a `TiedLinear` trains it.
     init : initializer, its name, or array of shape (num_embeddings, embedding_dim)
         Of ``weight``; default ``Normal(0, 1)``, as in PyTorch.  A given one fills the vector of ``padding_idx`` too.
     trainable : False freezes the layer.
@@ -64,7 +64,12 @@ class Embedding(Weighted):
         if init is None:
             init = Normal(0.0, 1.0) if self.padding_idx is None else PaddedNormal(0.0, 1.0, padding=self.padding_idx)
         w = self.parameter(
-            x, "weight", (self.num_embeddings, self.embedding_dim), init, regularizer=self.regularizer, trainable=self.trainable
+            x,
+            "weight",
+            (self.num_embeddings, self.embedding_dim),
+            init,
+            regularizer=self.regularizer,
+            trainable=self.trainable,
         )
         return gathers.embedding(x, w, self.padding_idx)
 

@@ -90,15 +90,11 @@ ALONG = tuple(
 )
 
 
-def _axis(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+def _along(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x, axis = shapes["x"], attrs["axis"]
     if not -len(x) <= axis < len(x):
         raise ValueError(f"axis {axis} does not fit shape {show(x)}")
-    return axis % len(x)
-
-
-def _along(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return around(shapes["x"], [_axis(shapes, attrs)])
+    return around(x, [axis % len(x)])
 
 
 for _name in ("cumsum", "reverse_cumsum"):
@@ -146,6 +142,11 @@ declared(
 
 
 # ---------------------------------------------------------------- places that are data
+def _axis(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    _along(shapes, attrs)  # which checks it
+    return attrs["axis"] % len(shapes["x"])
+
+
 def _without(shapes: Shapes, attrs: Mapping[str, Any], *instead: Shape) -> dict[str, Shape]:
     x, axis = shapes["x"], _axis(shapes, attrs)
     return {"y": (*x[:axis], *(n for shape in instead for n in shape), *x[axis + 1 :])}
@@ -190,7 +191,9 @@ declared(
         Example(shapes=((7, 19), (None,)), integer={"index": 7}, types={"index": "int32"}, batch=37),
         Example(shapes=((3,), (None, 4)), integer={"index": 3}),
         Example(shapes=((1, 1), ()), integer={"index": 1}),
-        Example(shapes=((1000, 64), (None, 8)), integer={"index": 1000}, types={"index": "int64"}, batch=32, bench=True),
+        Example(
+            shapes=((1000, 64), (None, 8)), integer={"index": 1000}, types={"index": "int64"}, batch=32, bench=True
+        ),
     ),
     source="torch.nn.functional.embedding",
 )
@@ -236,7 +239,9 @@ declared(
     examples=(
         Example(shapes=((None, 7), (None, 3)), integer={"index": 7}, attrs={"axis": 1}),
         Example(shapes=((None, 5, 3), (None, 8, 3)), integer={"index": 5}, types={"index": "int32"}, attrs={"axis": 1}),
-        Example(shapes=((None, 3, 19), (None, 3, 1)), integer={"index": 19}, types={"index": "int64"}, attrs={"axis": 2}),
+        Example(
+            shapes=((None, 3, 19), (None, 3, 1)), integer={"index": 19}, types={"index": "int64"}, attrs={"axis": 2}
+        ),
         Example(shapes=((7,), (2,)), integer={"index": 7}, attrs={"axis": 0}),
         Example(shapes=((None, 32, 16), (None, 8, 16)), integer={"index": 32}, attrs={"axis": 1}, batch=64, bench=True),
     ),
@@ -283,7 +288,9 @@ declared(
 def _scattered(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, index, u = shapes["x"], shapes["index"], shapes["u"]
     if u != index + x[1:]:
-        raise ValueError(f"updates {show(u)} are not of the shape {show(index + x[1:])}: indexes {show(index)}, then x {show(x)} after axis 0")
+        raise ValueError(
+            f"updates {show(u)} are not of the shape {show(index + x[1:])}: indexes {show(index)}, then x {show(x)} after axis 0"
+        )
     return {"y": x}
 
 
@@ -307,7 +314,10 @@ declared(
 def _kept(shapes: Shapes, attrs: Mapping[str, Any]) -> Affine:
     n, k = shapes["x"][_axis(shapes, attrs)], attrs["k"]
     if k is not None and not (n.constant and k <= n.b):
-        raise ValueError(f"k {k} is more than the {n} elements of axis {attrs['axis']}" + " (the batch, which may be 1)" * (not n.constant))
+        raise ValueError(
+            f"k {k} is more than the {n} elements of axis {attrs['axis']}"
+            + " (the batch, which may be 1)" * (not n.constant)
+        )
     return n if k is None else affine(k)
 
 
