@@ -194,14 +194,24 @@ def test_nan_is_the_largest_and_of_equals_the_first_comes_first(dtype: str) -> N
     np.testing.assert_array_equal(y, np.sort(SPECIAL))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 64, 1000])
-def test_long_lines_are_in_order(n: int) -> None:
+@pytest.mark.parametrize("n", [1, 2, 3, 64, 513, 1000])
+@pytest.mark.parametrize("axis", [1, 0])
+def test_long_lines_are_in_order(n: int, axis: int) -> None:
+    """Beyond 512 elements, or if they do not lie together, by another algorithm."""
     rng = np.random.default_rng(n)
-    for x in (rng.normal(size=(2, n)), rng.integers(0, 5, (2, n)).astype(float), -np.arange(2.0 * n).reshape(2, n)):
-        k = max(1, n // 10)
-        y, up, top = run(lambda x, k=k: (cv.sort(x), cv.argsort(x), cv.top_k(x, k)[1]), {"x": x}, {}, "", "float64")
-        assert (y == np.sort(x)).all() and (up == np.argsort(x, kind="stable")).all()
-        assert (top == torch.tensor(x).sort(descending=True, stable=True).indices.numpy()[:, :k]).all()
+    some = rng.normal(size=(3, n))
+    some[rng.random(some.shape) < 0.1] = np.nan
+    for x in (some, rng.integers(0, 5, (3, n)).astype(float), -np.arange(3.0 * n).reshape(3, n)):
+        x, k = (x if axis else x.T.copy()), max(1, n // 10)
+
+        def order(t: Any, k: int = k) -> tuple:
+            return cv.argsort(t, axis), cv.argsort(t, axis, descending=True), cv.top_k(t, k, axis)[1], cv.sort(t, axis)
+
+        up, down, top, y = run(order, {"t": x}, {}, "", "float64")
+        want = torch.tensor(x).sort(dim=axis, descending=True, stable=True).indices.numpy()
+        assert (up == np.argsort(x, axis, kind="stable")).all() and (down == want).all()
+        assert (top == np.take(want, range(k), axis)).all()
+        np.testing.assert_array_equal(y, np.sort(x, axis))
 
 
 @pytest.mark.parametrize(
@@ -389,6 +399,58 @@ def test_scripts_do_the_same(tmp_path: Any) -> None:
         "t": np.random.default_rng(4).normal(size=(21, 3)).astype("f"),
     }
     script_does_the_same(model, tmp_path, data, [(0, 8), (8, 16), (16, 21)])
+
+
+def test_gradients_of_rounds_add_up() -> None:
+    X, y = places(20, 40, 6), places(20, 40, 6, seed=1)
+    weights = []
+    for batch in (20, 5, 3):
+        net = nn.Embedding(20, 8, padding_idx=1) >> nn.Linear(20)
+        options = {"loss": "softmax_cross_entropy", "optimizer": cv.SGD(0.3), "dtype": "float64", "learning_batch": 20}
+        model = cv.Model(net, input_shape=(6,), batch_size=batch, **options)
+        model.fit(X, y, epochs=2, shuffle=False, progress=False)
+        weights.append(model.get_weights()["embedding_1.weight"])
+    for other in weights[1:]:
+        np.testing.assert_allclose(other, weights[0], 0, 1e-13)
+
+
+def test_figures_of_places_are_means_over_batches() -> None:
+    """Each sample's places depend on that sample only, so that batches may be joined."""
+
+    def among_three(output: cv.Variable, target: cv.Variable) -> cv.Variable:
+        found = cv.equal(cv.top_k(output, 3)[1], cv.expand_dims(target, -1))
+        return cv.mean(cv.max(cv.cast(found, None), -1))
+
+    def others(output: cv.Variable, target: cv.Variable) -> cv.Variable:
+        hot, index = cv.one_hot(cv.argmax(output, 1), 4), cv.argmin(output, 1, keepdims=True)
+        y = cv.take_along_axis(output, index, 1) + cv.take(output, [1, 1], 1) + hot[:, 1:3] + cv.sort(output)[:, :2]
+        places = output.graph.constant(output.graph.unique("places"), [0, 2, 0, 3], "int64")
+        y += cv.scatter_add(output, [0, 0], output[:, :2], 1)[:, 2:] + cv.scatter_add(output, places, output, 1)[:, :2]
+        return cv.mean(y + cv.cumprod(output, 1)[:, 2:])
+
+    def along_the_batch(output: cv.Variable, target: cv.Variable) -> cv.Variable:
+        return cv.mean(cv.take(output, cv.cast(target, "int64")))
+
+    net = nn.Embedding(9, 4) >> nn.Flatten() >> nn.Linear(4)
+    options = {"input_shape": (6,), "loss": "softmax_cross_entropy", "optimizer": cv.SGD(0.1), "dtype": "float64"}
+    X, y = places(9, 23, 6), places(4, 23)
+    few, all_ = (cv.Model(net, batch_size=n, metrics=[among_three, others], **options) for n in (7, 23))
+    scores, found, want = few.predict(X), few.evaluate(X, y), all_.evaluate(X, y)
+    assert found["among_three"] == pytest.approx((np.argsort(-scores, 1)[:, :3] == y[:, None]).any(1).mean())
+    assert found["others"] == pytest.approx(want["others"], rel=1e-12)
+    model = cv.Model(net, batch_size=7, metrics=[along_the_batch], **options)
+    with pytest.raises(cv.CalcError, match=r"'along_the_batch' of 23 samples in batches of 7: .* embedding"):
+        model.evaluate(X, y)
+
+
+def test_a_graph_of_them_is_a_text() -> None:
+    words = nn.Embedding(20, 8, padding_idx=3)
+    g = cv.build_graph(
+        words >> nn.Linear(8) >> nn.TiedLinear(words, bias=True), (6,), "softmax_cross_entropy", cv.SGD(0.1)
+    )
+    text = g.text()
+    assert "init=PaddedNormal(std=1.0, padding=3)" in text and "embedding(embedding_1.weight, input, padding=3)" in text
+    assert cv.read_graph(text).text() == text
 
 
 def test_embeddings_are_saved_and_copied(tmp_path: Any) -> None:

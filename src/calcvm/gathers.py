@@ -223,7 +223,9 @@ def scatter_add(x: Variable, indexes: Any, updates: Any, axis: int = 0) -> Varia
         moved = [*range(axis, axis + rank), *range(axis), *range(axis + rank, u.rank)]
         order = [axis, *range(axis), *range(axis + 1, x.rank)]
         x, updates = transpose(x, order), transpose(u, moved)
-    y = apply("scatter_add", x, apply("inside", reshape(x, (*x.shape[:1], -1)), indexes), updates)
+    if isinstance(indexes, Variable):
+        indexes = apply("inside", reshape(x, (*x.shape[:1], -1)), indexes)
+    y = apply("scatter_add", x, indexes, updates)
     return transpose(y, [*range(1, axis + 1), 0, *range(axis + 1, x.rank)]) if axis else y
 
 

@@ -77,5 +77,5 @@ declare(
     "N K I",
     inputs="x index u",
     types={"index": "int64"},
-    backward={"dx": "dy", "du": "dy index"},
+    backward={"du": "dy index"},
 )

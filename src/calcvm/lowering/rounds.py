@@ -210,6 +210,8 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
     if op.spec.category == EQUATION:
         return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
     one = {*placed.values()}
+    if name == "inside" and placed.keys() == {"x"} and placed["x"].at == -1:
+        return CONSTANT  # index itself, whatever x is
     if name in AT_PLACES:
         same = len({(axis.outer, axis.inner) for axis in one}) == 1 and kinds <= {SAME, SAMPLES}
         to = {AT_PLACES[name](op)[slot][len(shapes[slot]) + axis.at] for slot, axis in placed.items()}

@@ -298,6 +298,7 @@ declared(
     DECLARED["scatter_add"],
     _scattered,
     _of_first,
+    passes=("x",),
     category="shape",
     examples=(
         Example(shapes=((7, 3), (5,), (5, 3)), integer={"index": 7}),

@@ -105,7 +105,7 @@ class Stated(Axes):
 
 
 @writes(
-    "argmax_fwd", "argmin_fwd", "embedding_fwd", "embedding_bwd", "inside_fwd", "one_hot_fwd", "scatter_add_fwd", "scatter_add_bwd_u",
+    "argmax_fwd", "argmin_fwd", "embedding_fwd", "embedding_bwd", "inside_fwd", "one_hot_fwd", "scatter_add_fwd", "scatter_add_bwd",
     "take_fwd", "take_bwd", "take_along_axis_fwd", "take_along_axis_bwd",
 )  # fmt: skip
 def _at_places(r: Row) -> None:
