@@ -24,6 +24,7 @@ ALL_LOWER = {
     "ops",
     "graph",
     "functions",
+    "gathers",
     "gradients",
     "images",
     "nn",
@@ -61,9 +62,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "sequences": ({"errors", "graph", "functions"}, set()),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
+    "gathers": ({"errors", "checks", "ops", "graph", "functions"}, {"numpy"}),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": (
-        {"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "sequences", "frozen"},
+        {"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "gathers", "images", "sequences", "frozen"},
         {"numpy"},
     ),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language

@@ -24,7 +24,7 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ("nn.Input((4,))", N, "cv.Model(..., input_shape=(4,))"),
     ('nn.Activation("relu")', A, "take the layer of its name, such as nn.ReLU()"),
     ("nn.LSTM(8)", N, "calcvm has none yet"),
-    ("nn.Embedding(10, 3)", N, "calcvm has none yet"),
+    ("nn.LSTM(10, 3)", N, "calcvm has none yet"),
     ("nn.Rescaling(1 / 255)", N, "nn.Scale"),
     ("nn.Normalization()", N, "nn.Standardize"),
     ("nn.Add()", N, "nn.Residual"),

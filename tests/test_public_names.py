@@ -8,6 +8,7 @@ import pytest
 
 import calcvm as cv
 from calcvm.functions import __all__ as FUNCTIONS
+from calcvm.gathers import __all__ as GATHERS
 from calcvm.images import __all__ as IMAGES
 
 
@@ -166,6 +167,12 @@ OVER = {
     "expand_dims": (np.expand_dims, [3, -4, (0, 2), (-1, 1), (0, 1, 2, 3, 4)]), "squeeze": (np.squeeze, [(0,), (0, -1), None, ()]),
     "concat": (lambda a, axis=-1: np.concatenate([a, 2 * a], axis), []), "stack": (lambda a, axis=0: np.stack([a, 2 * a], axis), [3, -4]),
     "split": (lambda a, axis: np.split(a, 2, axis), []),
+    "pick": (lambda a, axis=-1: np.take(a, 0, axis), []), "take": (lambda a, axis=0: np.take(a, [1], axis), []),
+    "take_along_axis": (lambda a, axis: np.take_along_axis(a, np.zeros(a.shape, int), axis), []),
+    "scatter_add": (lambda a, axis=0: np.concatenate([np.take(a, [0], axis), 2 * np.take(a, [1], axis), np.delete(a, [0, 1], axis)], axis), []),
+    "argmax": (np.argmax, [None]), "argmin": (np.argmin, [None]), "sort": (np.sort, []), "argsort": (np.argsort, []),
+    "top_k": (lambda a, axis=-1: [np.max(a, axis, keepdims=True), np.argmax(a, axis, keepdims=True)], []),
+    "cumprod": (np.cumprod, []), "cummax": (np.maximum.accumulate, []), "cummin": (np.minimum.accumulate, []),
     "softmax_cross_entropy": (cross_entropy, []), "accuracy": (lambda a, axis=-1: (a.argmax(axis) == 0).mean(), []),
 }  # fmt: skip
 AXES = {"softmax": [1, 2, -1, -2], "squeeze": [0, 2, -1, -3]}
@@ -173,17 +180,20 @@ AXES |= dict.fromkeys(("log_softmax", "softmax_cross_entropy", "accuracy"), AXES
 
 
 def built(name: str, x: cv.Variable, **given: object) -> list[cv.Variable]:
-    inputs = {"concat": ([x, 2 * x],), "stack": ([x, 2 * x],), "split": (x, 2)}.get(name, (x,))
-    if name in ("softmax_cross_entropy", "accuracy"):
+    inputs = {"concat": ([x, 2 * x],), "stack": ([x, 2 * x],), "split": (x, 2), "top_k": (x, 1)}.get(name, (x,))
+    if name in ("take", "scatter_add", "take_along_axis"):
+        updates = [cv.take(x, [1], given.get("axis", 0))] if name == "scatter_add" else []
+        inputs = (x, np.zeros((2, 4, 6), int) if name == "take_along_axis" else [1], *updates)
+    if name in ("softmax_cross_entropy", "accuracy", "pick"):
         sizes = np.zeros((2, 4, 6))
         inputs = (x, x.graph.constant(x.graph.unique("label"), sizes.min(given.get("axis", -1)), "int64"))
     y = getattr(cv, name)(*inputs, **given)
-    return y if isinstance(y, list) else [y]
+    return [*y] if isinstance(y, (list, tuple)) else [y]
 
 
 def test_an_axis_is_called_axis_everywhere():
     """An integer, from either end, or a tuple where several make sense; the values are NumPy's."""
-    named = {n: {*inspect.signature(getattr(cv, n)).parameters} for n in (*FUNCTIONS, *IMAGES)}
+    named = {n: {*inspect.signature(getattr(cv, n)).parameters} for n in (*FUNCTIONS, *GATHERS, *IMAGES)}
     assert {n for n, p in named.items() if "axis" in p} == {*OVER, "random_flip"}
     assert {n for n, p in named.items() if "axes" in p} == {"transpose"}
     rng, tried = np.random.default_rng(0), 0

@@ -20,9 +20,11 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.functions import __all__ as FUNCTIONS
+from calcvm.functions import __all__ as OF_FUNCTIONS
+from calcvm.gathers import __all__ as OF_GATHERS
 from calcvm.images import __all__ as IMAGES
 
+FUNCTIONS = [*OF_FUNCTIONS, *OF_GATHERS]
 X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
 Y = np.arange(24) % 3
 WRONG = [
@@ -52,6 +54,7 @@ def scene():
     """What the calls are made on: everything anew, so that none sees what another did."""
     s = SimpleNamespace(g=cv.CalcGraph())
     s.x, s.t = s.g.placeholder("x", (None, 4)), s.g.placeholder("t", (None,))
+    s.i = s.g.placeholder("i", (None,), "int64")
     s.W, s.b = s.g.parameter("W", (4, 4)), s.g.parameter("b", (4,))
     s.path = s.g.path("learn", backward=True).__enter__()
     return s
@@ -72,9 +75,18 @@ def found(trial):
 
 
 OPERANDS = {
-    "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x", "slope": "b",
+    "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x", "slope": "b", "index": "i", "indexes": "i", "updates": "x",
 }  # of functions, by their parameters: variables of the scene  # fmt: skip
-OTHERS = {"exponent": 2.0, "shape": (None, 2, 2), "starts": (None, 0), "stops": (None, 2), "axis": -1, "sections": 2}
+OTHERS = {
+    "exponent": 2.0,
+    "shape": (None, 2, 2),
+    "starts": (None, 0),
+    "stops": (None, 2),
+    "axis": -1,
+    "sections": 2,
+    "k": 2,
+    "num_classes": 4,
+}
 
 
 def function(name):
@@ -213,6 +225,14 @@ def targets():
         "nn.Linear": (network, _parameters(nn.Linear)),
         "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
         "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),
+        "nn.Embedding": (
+            lambda **wrong: nn.Embedding(**{"num_embeddings": 9, "embedding_dim": 3, **wrong}).build(scene().x), _parameters(nn.Embedding),
+        ),
+        "nn.TiedLinear": (
+            lambda **wrong: nn.Sequential(
+                e := nn.Embedding(9, 3), nn.TiedLinear(**{"embedding": e, **wrong})
+            ).build(scene().x), _parameters(nn.TiedLinear),
+        ),
         "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
         "nn.Standardize": plain(nn.Standardize, mean=1.0, std=2.0, axis=1),
         "nn.PReLU": plain(nn.PReLU),

@@ -25,6 +25,8 @@ from calcvm.errors import (
 from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
+from calcvm.gathers import *  # noqa: F403
+from calcvm.gathers import __all__ as _gathers
 from calcvm.gradients import grad_cam, gradient, saliency
 from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, Variable, apply
@@ -68,7 +70,7 @@ __all__ = [
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "read_graph", "register_op", "saliency",
-    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers, *_sequences,
+    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_gathers, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
 _public = __all__
 # `from calcvm import *` must not hide Python's sum, abs, max, min, pow, slice and compile: write cv.sum
@@ -102,7 +104,7 @@ def _text(graph: CalcGraph) -> str:
 _later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "write_out": _write_out, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})"
-    for _name in (*_functions, *_images, *_sequences)
+    for _name in (*_functions, *_gathers, *_images, *_sequences)
     if not hasattr(Variable, _name)
 }
 _hints.hint(globals(), [_name for _name in _public if _name in globals()])

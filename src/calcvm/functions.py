@@ -250,9 +250,26 @@ def _of_two(name: str, a: Any, b: Any) -> Variable:
     return apply(name, a, b)
 
 
-def softmax(x: Variable, axis: int | None = None) -> Variable:
-    """exp(x) normalized to sum 1 over an axis: the last, or 1.  Default: as in `softmax_cross_entropy`."""
-    return _over_classes("softmax", x, axis)
+def softmax(x: Variable, axis: int | None = None, where: Any = None) -> Variable:
+    """exp(x) normalized to sum 1 over an axis: the last, or 1.  Default: as in `softmax_cross_entropy`.
+
+    where : a mask that broadcasts with x; elements where it is false get 0, and do not count.  If none counts, all are 0.
+
+    Examples
+    --------
+    >>> g = cv.CalcGraph()
+    >>> x = g.constant("x", [[1.0, 1.0, 5.0], [1.0, 2.0, 3.0]])
+    >>> with g.path("look") as look:
+    ...     y = cv.softmax(x, where=np.array([[True, True, False], [False, False, False]]))
+    >>> look.evaluate({})[y.name].tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    """
+    if where is None:
+        return _over_classes("softmax", x, axis)
+    if isinstance(where, bool):
+        raise CalcError("softmax: where is a mask, one bool per element, not a bool of Python's")
+    axis = class_axis(x) if axis is None and isinstance(x, Variable) else axis
+    return apply("where", where, _over_classes("softmax", apply("where", where, x, -np.inf), axis), 0.0)
 
 
 def log_softmax(x: Variable, axis: int | None = None) -> Variable:
@@ -624,12 +641,16 @@ def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
     return y
 
 
-def pick(x: Variable, index: Variable) -> Variable:
-    """One element per row, ``x[..., index]``: x (..., N), index (...) of integers in [0, N).
+def pick(x: Variable, index: Variable, axis: int = -1) -> Variable:
+    """One element per row, ``x[..., index]``: x (..., N), index (...) of integers in [0, N), which has the shape of x without the axis.
 
-    x has one row per index, with the batch first.  For an embedding, which takes rows of a table, this is not enough.
+    x has one row per index, with the batch first.  For rows of a table take `embedding`, for several per row `take_along_axis`.
     """
-    return apply("pick", x, index)
+    checks.one_of("pick", x, Variable, "a variable")
+    axis = checks.integer(f"pick of {x}: axis", axis, -1 - x.rank, x.rank)
+    if axis in (-1, x.rank - 1):
+        return apply("pick", x, index)
+    return squeeze(apply("take_along_axis", x, expand_dims(index, axis % x.rank), axis=axis), axis)
 
 
 def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001

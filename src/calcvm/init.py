@@ -131,6 +131,25 @@ class Normal(Initializer):
 
 
 @frozen
+class PaddedNormal(Normal):
+    """As `Normal`, but row ``padding`` of the first axis is 0, as `nn.Embedding` starts its padding."""
+
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "padding", checks.integer("PaddedNormal: padding", int(self.padding), 0))
+
+    def _drawing(self, shape: Shape) -> None:
+        return None
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        x = np.asarray(rng.normal(self.mean, self.std, shape))
+        x[self.padding] = 0
+        return x
+
+
+@frozen
 class TruncatedNormal(Normal):
     """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are redrawn."""
 
@@ -300,7 +319,7 @@ GlorotUniform, GlorotNormal = XavierUniform, XavierNormal
 KaimingUniform, KaimingNormal = HeUniform, HeNormal
 
 KINDS = (
-    Zeros, Ones, Constant, Uniform, Normal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal,
+    Zeros, Ones, Constant, Uniform, Normal, PaddedNormal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal,
     Function,
 )  # fmt: skip
 # "he_normal": HeNormal, "glorot_uniform": XavierUniform, ...; initializers that need a value have no name

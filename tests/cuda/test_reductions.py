@@ -15,7 +15,7 @@ from tests.rowrun import EPS, Case, Cpu, cases, close, run_row, same_bits
 TAKES = {name: {a.name for a in OPS[name].attrs} for name in DECLARED}
 REDUCTIONS = ["sum", "mean", "sum_squares", "max", "min", *(name for name in TAKES if "axes" in TAKES[name])]
 SOFTMAX = ["softmax", "log_softmax"]
-ALONG = [name for name in TAKES if "axis" in TAKES[name]]
+ALONG = [name for name in TAKES if "axis" in TAKES[name] and OPS[name].category == "reduction"]
 PAIRS = ["mse", "mae", "huber", "log_cosh", "binary_cross_entropy", "rmse"]
 SCORES = ["softmax_cross_entropy", "accuracy"]
 GRIDS = ((4, 2), (4, 3), (4, 5), (16, 1), (16, 2), (16, 3), (64, 1), (64, 2))  # threads of a block, blocks

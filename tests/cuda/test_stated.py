@@ -57,3 +57,28 @@ def test_data_that_are_no_place_trap(gpu):
         model.slot.write(program.by_name["t"], np.array([0, wrong, 1]), (3,))
         with pytest.raises(Trap, match=r"row 0 \(equation_\w+, .*: an index of 't' is not an integer in \[0, 4\)"):
             model.forward("p")
+
+
+def test_indexes_of_operators_trap_too(gpu):
+    g = cv.CalcGraph()
+    t, w = g.placeholder("t", (None,), dtype="int64"), g.parameter("w", (4, 2), init=np.ones((4, 2)))
+    x = g.placeholder("x", (None, 2))
+    made = {
+        "embedding": lambda: cv.take(w, t),
+        "one_hot": lambda: cv.one_hot(t, 4),
+        "inside": lambda: cv.scatter_add(w, t, x),
+    }
+    for name, make in made.items():
+        with g.path(name):
+            make()
+    program = cv.compile(g, batch_size=3, device="cuda", workers=2)
+    model = cv.CalcHeap(program.heap_bytes, device="cuda").create(program, seed=0)
+    model["t"], model["x"] = np.array([0, 3, 1]), np.ones((3, 2))
+    for name in made:
+        for right in (True, False):
+            model.slot.write(program.by_name["t"], np.array([0, 3 if right else 4, 1]), (3,))
+            if right:
+                model.forward(name)
+            else:
+                with pytest.raises(Trap, match=rf"\({name}_fwd.*: an index of 't' is not an integer in \[0, 4\)"):
+                    model.forward(name)

@@ -24,7 +24,7 @@ def huber(x, t, delta=1.0):
     return np.mean(np.where(e <= delta, e**2 / 2, delta * (e - delta / 2)))
 
 
-def one_hot(target, shape):
+def shares_of(target, shape):
     if target.shape == shape:
         return target
     return np.eye(shape[-1])[target.reshape(shape[:-1]).astype(int)]
@@ -32,7 +32,7 @@ def one_hot(target, shape):
 
 def softmax_cross_entropy(logits, target, label_smoothing=0.0):
     n = logits.shape[-1]
-    q = (1 - label_smoothing) * one_hot(target, logits.shape) + label_smoothing / n
+    q = (1 - label_smoothing) * shares_of(target, logits.shape) + label_smoothing / n
     z = logits - logits.max(-1, keepdims=True)
     log_p = z - np.log(np.exp(z).sum(-1, keepdims=True))
     return np.mean(-(q * log_p).sum(-1))
@@ -48,4 +48,4 @@ def rmse(x, t):
 
 def accuracy(scores, target):
     first_largest = (scores == scores.max(-1, keepdims=True)).argmax(-1)
-    return np.mean(first_largest == one_hot(target, scores.shape).argmax(-1))
+    return np.mean(first_largest == shares_of(target, scores.shape).argmax(-1))

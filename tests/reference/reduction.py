@@ -39,3 +39,10 @@ def cumsum(x, axis=-1):
 
 def reverse_cumsum(x, axis=-1):
     return np.flip(np.cumsum(np.flip(x, axis), axis), axis)
+
+
+def argsort(x, axis=-1, k=None, descending=False):
+    back = np.flip(x, axis) if descending else x  # NaN comes last, and of equals the first comes first
+    places = np.argsort(np.asarray(back), axis, kind="stable")
+    places = np.flip(x.shape[axis] - 1 - places, axis) if descending else places
+    return np.take(places, range(k or x.shape[axis]), axis)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calcvm.kernel import words
-from calcvm.kernels_cuda._common import Ptr, kernel_as, share
+from calcvm.kernels_cuda._common import Ptr, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._math import exp, log
 from calcvm.kernels_cuda._reduce import (
@@ -300,3 +300,24 @@ _over_rows("softmax_fwd", "x y", _softmax_args, softmax_of)  # y = exp(x - max x
 _over_rows("softmax_bwd", "dy y dx", _softmax_dx_args, _softmax_dx)  # dx = y*(dy - sum dy*y)
 _over_rows("log_softmax_fwd", "x y", _log_softmax_args, _log_softmax)  # y = x - max x - log(sum exp(x - max x))
 _over_rows("log_softmax_bwd", "dy y dx", _log_softmax_dx_args, _log_softmax_dx)  # dx = dy - exp(y)*sum dy
+
+
+# ---------------------------------------------------------------- places in order
+@kernel
+def argsort_fwd(me, O, N, K, I, descending, x: Ptr, y: Ptr.int64):
+    """y[o,:,i] = the first K places of x[o,:,i] in order: each place counts those before it.  o is shared."""
+    lo, hi = share(me, O)
+    t = lo * N * I + thread()
+    while t < hi * N * I:
+        i, n, o = t % I, t // I % N, t // (N * I)
+        a, m, before = x[t], 0, 0
+        while m < N and before < K:  # NaN is the largest, and of equals the first comes first
+            b = x[(o * N + m) * I + i]
+            if a == b or (a != a and b != b):
+                before += m < n
+            else:
+                before += (b > a or b != b) == (descending == 1)
+            m += 1
+        if before < K:
+            y[(o * K + before) * I + i] = n
+        t += threads()

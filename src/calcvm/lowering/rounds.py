@@ -66,6 +66,40 @@ BY_SAMPLE = frozenset(
 )
 
 
+Places = dict[str, list[int | None]]  # by input and axis the result's axis; None: a result depends on many places of it
+
+
+def _taken(op: Operation) -> Places:
+    """Of ``y[.., *k, ..] = x[.., index[*k], ..]``."""
+    x, k = len(op.laid["x"]), len(op.laid.get("index", ()))
+    axis = op.attrs.get("axis", 0) % x
+    return {"x": [*range(axis), None, *range(axis + k, x - 1 + k)], "index": [*range(axis, axis + k)]}
+
+
+def _along_axis(op: Operation) -> Places:
+    x = len(op.laid["x"])
+    axis = op.attrs.get("axis", 0) % x
+    return {"x": [None if a == axis else a for a in range(x)], "index": [*range(x)]}
+
+
+def _of_index(op: Operation) -> Places:
+    return {"x": [None] * len(op.laid["x"]), "index": [*range(len(op.laid["index"]))]}
+
+
+def _added(op: Operation) -> Places:
+    x = _along_axis(op)["x"]
+    index: list[int | None] = [None] * len(op.laid["index"])
+    return {"x": x, "index": index, "u": [*index, *x[1:]]}
+
+
+AT_PLACES = {
+    **dict.fromkeys(("embedding", "take", "argmax", "argmin"), _taken),
+    **dict.fromkeys(("take_along_axis", "argsort"), _along_axis),
+    **dict.fromkeys(("one_hot", "inside"), _of_index),
+    "scatter_add": _added,
+}
+
+
 class Rounds:
     """How the variables of a graph depend on the samples of a batch."""
 
@@ -180,6 +214,15 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         other = kinds - {SAME, SAMPLES} or any(o.added for o in inputs.values())
         return _along(_Axis(-len(y), 1, 1), y) if first and not other and not {"wh", "b"} & placed.keys() else OTHER_
     one = {*placed.values()}
+    if name == "inside" and placed.keys() == {"x"} and placed["x"].at == -1:
+        return CONSTANT  # index itself, whatever x is
+    if name in AT_PLACES:
+        same = len({(axis.outer, axis.inner) for axis in one}) == 1 and kinds <= {SAME, SAMPLES}
+        to = {AT_PLACES[name](op)[slot][len(shapes[slot]) + axis.at] for slot, axis in placed.items()}
+        at = to.pop()
+        if not same or to or at is None or any(o.added for o in inputs.values()):
+            return OTHER_
+        return _along(replace(one.pop(), at=at - len(y)), y)
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)
     if len(one) != 1:

@@ -126,7 +126,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         Factors of the learning rate for parameters, by name.  A key that ends with a dot, such as "linear_1.", is a prefix of
         names; one that begins with a dot, such as ".bias", is a suffix.
     input_dtype, target_dtype : types of data that the heap stores unconverted, such as "uint8" for images and "int64" for labels
-        (default: data become the model's floats); see `CalcGraph.placeholder`.
+        (default: data become the model's floats, and int64 if the first layer is an `nn.Embedding`); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, of shape ``input_shape``, are images (*sizes, channels), and are read in this layout.
     ignore_index : int, optional

@@ -241,6 +241,8 @@ def build_graph(
             return target
         return F.where(_there(y, target), target, ignore_index)
 
+    if input_dtype is None:
+        input_dtype = next((layer.takes for layer in (*before, *network)), None)
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
     x.lengths = g.placeholder(LENGTHS, (None,), "int64") if lengths else None
     if shared:

@@ -3,6 +3,7 @@
 from calcvm import hints
 from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip
 from calcvm.nn.blocks import Concat, Residual
+from calcvm.nn.embeddings import Embedding, TiedLinear
 from calcvm.nn.images import (
     AdaptiveAvgPool,
     AdaptiveMaxPool,
@@ -61,12 +62,12 @@ from calcvm.nn.standardize import Standardize
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
     "CausalConv1d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
-    "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
+    "Dropout", "Dropout2d", "ELU", "Embedding", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
     "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
-    "Upsample",
+    "TiedLinear", "Upsample",
 ]  # fmt: skip
 hints.hint(globals(), __all__)
 

@@ -71,6 +71,12 @@ def _shared(layer: Layer, x: Variable, kind: str, name: str, shape: Sequence[Any
     return v
 
 
+def owned(layer: Layer, x: Variable) -> dict[str, Variable]:
+    """The parameters and buffers, by name, of a layer that the active path has built."""
+    owners, known = _owners.get(x.graph.active, {}), x.graph.variables
+    return {full.rpartition(".")[2]: known[full] for full, owner in owners.items() if owner is layer and full in known}
+
+
 def _same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
@@ -79,6 +85,7 @@ class Layer(Answering):
     """Base class of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters, so a network may contain it several times
+    takes: ClassVar[Any] = None  # the type of its data, if these are no floats
     random: bool = False  # it, or a layer inside it, draws random numbers in training
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calcvm.equations.declared import DECLARED
-from calcvm.ops.dims import ONE, Shape, numel, show
+from calcvm.ops.dims import ONE, Affine, Shape, affine, numel, show
 from calcvm.ops.plain import declared
 from calcvm.ops.reduction import ATTRS, CASES, reduce_shape, reduced_axes
 from calcvm.ops.shape import along_axis
-from calcvm.ops.spec import Attr, Example, Shapes, Word, same_shape
+from calcvm.ops.spec import Attr, Example, R, RowSpec, Shapes, W, Word, choice, dims, operator, same_shape
 
 
 def around(shape: Shape, taken: Sequence[int]) -> dict[str, Any]:
@@ -111,6 +111,19 @@ for _name in ("cumsum", "reverse_cumsum"):
         source="an element after the other: each result is the one before, rounded, and one more",
     )
 
+for _name in ("cumprod", "cummax", "cummin"):
+    declared(
+        DECLARED[_name],
+        same_shape,
+        _along,
+        category="reduction",
+        attrs=(AXIS,),
+        anyhow=True,
+        relaid=along_axis,
+        examples=(*ALONG, Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True)),
+        source="an element after the other, as cumsum",
+    )
+
 declared(
     DECLARED["logcumsumexp"],
     same_shape,
@@ -125,4 +138,229 @@ declared(
         Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True),
     ),
     source="an element after the other: log(exp(a) + exp(b)) is the larger plus log1p of exp of the negative difference",
+)
+
+
+# ---------------------------------------------------------------- places that are data
+def _axis(shapes: Shapes, attrs: Mapping[str, Any]) -> int:
+    _along(shapes, attrs)  # which checks it
+    return attrs["axis"] % len(shapes["x"])
+
+
+def _without(shapes: Shapes, attrs: Mapping[str, Any], *instead: Shape) -> dict[str, Shape]:
+    x, axis = shapes["x"], _axis(shapes, attrs)
+    return {"y": (*x[:axis], *(n for shape in instead for n in shape), *x[axis + 1 :])}
+
+
+for _name in ("argmax", "argmin"):
+    declared(
+        DECLARED[_name],
+        _without,
+        _along,
+        category="reduction",
+        attrs=(AXIS,),
+        flat=("x",),
+        onnx=(f"Arg{_name[3:].title()}",),
+        examples=(*ALONG, Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True)),
+        source="of equals the first; NaN wins, as in numpy.argmax",
+    )
+
+declared(
+    DECLARED["embedding"],
+    lambda shapes, attrs: {"y": shapes["index"] + shapes["x"][1:]},
+    lambda shapes, attrs: {
+        "N": shapes["x"][0],
+        "K": numel(shapes["index"]),
+        "I": numel(shapes["x"][1:]),
+        "padding": attrs["padding"],
+    },
+    (Word(name="padding", kind="int", lo=-1, hi=2**40),),
+    category="shape",
+    attrs=(
+        Attr(
+            name="padding",
+            default=-1,
+            check=lambda v: isinstance(v, int) and -1 <= v <= 2**40,
+            doc="the index whose vector gets no gradient; -1: none",
+        ),
+    ),
+    onnx=("Gather",),
+    examples=(
+        Example(shapes=((11, 5), (None, 3)), integer={"index": 11}),
+        Example(shapes=((11, 5), (None, 3)), integer={"index": 11}, types={"index": "int64"}),
+        Example(shapes=((7, 19), (None,)), integer={"index": 7}, types={"index": "int32"}, batch=37),
+        Example(shapes=((3,), (None, 4)), integer={"index": 3}),
+        Example(shapes=((1, 1), ()), integer={"index": 1}),
+        Example(
+            shapes=((1000, 64), (None, 8)), integer={"index": 1000}, types={"index": "int64"}, batch=32, bench=True
+        ),
+    ),
+    source="torch.nn.functional.embedding",
+)
+
+
+def _taking(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_along(shapes, attrs), "K": numel(shapes["index"])}
+
+
+declared(
+    DECLARED["take"],
+    lambda shapes, attrs: _without(shapes, attrs, shapes["index"]),
+    _taking,
+    category="shape",
+    attrs=(AXIS,),
+    onnx=("Gather",),
+    examples=(
+        Example(shapes=((None, 7), (3,)), integer={"index": 7}, attrs={"axis": 1}),
+        Example(shapes=((None, 5, 3), (2, 4)), integer={"index": 5}, types={"index": "int32"}, attrs={"axis": 1}),
+        Example(shapes=((None, 3, 5), (9,)), integer={"index": 5}, types={"index": "int64"}, attrs={"axis": -1}),
+        Example(shapes=((2, 3, 19), (None,)), integer={"index": 3}, attrs={"axis": 1}),
+        Example(shapes=((None, 4), ()), integer={"index": 4}, attrs={"axis": 1}),
+        Example(shapes=((None, 32, 16), (8,)), integer={"index": 32}, attrs={"axis": 1}, batch=64, bench=True),
+    ),
+    source="numpy.take",
+)
+
+
+def _along_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, index, axis = shapes["x"], shapes["index"], _axis(shapes, attrs)
+    if len(index) != len(x) or any(n != m for k, (n, m) in enumerate(zip(x, index)) if k != axis):
+        raise ValueError(f"indexes {show(index)} are not of the shape of x {show(x)}, but for axis {axis}")
+    return {"y": index}
+
+
+declared(
+    DECLARED["take_along_axis"],
+    _along_shape,
+    lambda shapes, attrs: {**_along(shapes, attrs), "K": shapes["index"][_axis(shapes, attrs)]},
+    category="shape",
+    attrs=(AXIS,),
+    onnx=("GatherElements",),
+    examples=(
+        Example(shapes=((None, 7), (None, 3)), integer={"index": 7}, attrs={"axis": 1}),
+        Example(shapes=((None, 5, 3), (None, 8, 3)), integer={"index": 5}, types={"index": "int32"}, attrs={"axis": 1}),
+        Example(
+            shapes=((None, 3, 19), (None, 3, 1)), integer={"index": 19}, types={"index": "int64"}, attrs={"axis": 2}
+        ),
+        Example(shapes=((7,), (2,)), integer={"index": 7}, attrs={"axis": 0}),
+        Example(shapes=((None, 32, 16), (None, 8, 16)), integer={"index": 32}, attrs={"axis": 1}, batch=64, bench=True),
+    ),
+    source="numpy.take_along_axis; torch.gather, with one size per axis",
+)
+
+declared(
+    DECLARED["one_hot"],
+    lambda shapes, attrs: {"y": shapes["index"] + shapes["x"]},
+    lambda shapes, attrs: {"K": numel(shapes["index"]), "N": shapes["x"][0]},
+    category="shape",
+    flat=("x",),
+    onnx=("OneHot",),
+    examples=(
+        Example(shapes=((7,), (None, 3)), integer={"index": 7}),
+        Example(shapes=((3,), (None,)), integer={"index": 3}, types={"index": "int64"}),
+        Example(shapes=((1,), ()), integer={"index": 1}),
+        Example(shapes=((10,), (None,)), integer={"index": 10}, types={"index": "int64"}, batch=256, bench=True),
+    ),
+    source="torch.nn.functional.one_hot, of the program's floats",
+)
+
+
+def _of_first(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    return {"N": x[0], "K": numel(shapes["index"]), "I": numel(x[1:])}
+
+
+declared(
+    DECLARED["inside"],
+    lambda shapes, attrs: {"y": shapes["index"]},
+    _of_first,
+    category="shape",
+    flat=("x",),
+    examples=(
+        Example(shapes=((7, 3), (None, 3)), integer={"index": 7}),
+        Example(shapes=((5, 1), (None,)), integer={"index": 5}, types={"index": "int64"}),
+        Example(shapes=((64, 8), (None,)), integer={"index": 64}, types={"index": "int64"}, batch=256, bench=True),
+    ),
+    source="scatter_add traps by it if an index is outside",
+)
+
+
+def _scattered(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, index, u = shapes["x"], shapes["index"], shapes["u"]
+    if u != index + x[1:]:
+        raise ValueError(
+            f"updates {show(u)} are not of the shape {show(index + x[1:])}: indexes {show(index)}, then x {show(x)} after axis 0"
+        )
+    return {"y": x}
+
+
+declared(
+    DECLARED["scatter_add"],
+    _scattered,
+    _of_first,
+    passes=("x",),
+    category="shape",
+    examples=(
+        Example(shapes=((7, 3), (5,), (5, 3)), integer={"index": 7}),
+        Example(shapes=((5, 19), (11, 4), (11, 4, 19)), integer={"index": 5}),
+        Example(shapes=((5, 2, 4), (6,), (6, 2, 4)), integer={"index": 5}),
+        Example(shapes=((3,), (37,), (37,)), integer={"index": 3}),
+        Example(shapes=((1, 1), (), (1,)), integer={"index": 1}),
+        Example(shapes=((64, 16), (256,), (256, 16)), integer={"index": 64}, bench=True),
+    ),
+    source="numpy.add.at; torch.index_add.  What goes to one place is first added up in the order of the indexes, and then to x",
+)
+
+
+def _kept(shapes: Shapes, attrs: Mapping[str, Any]) -> Affine:
+    n, k = shapes["x"][_axis(shapes, attrs)], attrs["k"]
+    if k is not None and not (n.constant and k <= n.b):
+        raise ValueError(
+            f"k {k} is more than the {n} elements of axis {attrs['axis']}"
+            + " (the batch, which may be 1)" * (not n.constant)
+        )
+    return n if k is None else affine(k)
+
+
+# ---------------------------------------------------------------- places in order, with kernels by hand
+_LARGER = "not x[o,{},i] <= x[o,{},i] and x[o,{},i] <= inf"  # NaN is the largest
+_FIRST, _SECOND = _LARGER.format("m", "n", "n"), _LARGER.format("n", "m", "m")
+
+operator(
+    name="argsort",
+    synopsis="y = the first k places along an axis in ascending or descending order of x",
+    category="shape",
+    inputs=("x",),
+    attrs=(
+        AXIS,
+        Attr(name="k", check=lambda v: v is None or (isinstance(v, int) and v > 0), doc="how many; default: all"),
+        Attr(name="descending", default=False, check=lambda v: isinstance(v, bool), doc="the largest first"),
+    ),
+    shape=lambda shapes, attrs: _without(shapes, attrs, (_kept(shapes, attrs),)),
+    words=lambda shapes, attrs: {
+        **_along(shapes, attrs),
+        "K": _kept(shapes, attrs),
+        "descending": int(attrs["descending"]),
+    },
+    fwd=(
+        RowSpec(
+            name="argsort_fwd",
+            synopsis="y[o<O,k<K,i<I] = sum[n<N] where(k == (sum[m<N] where("
+            f"m < n and not ({_FIRST}) and not ({_SECOND}) or descending == 1 and {_FIRST} or descending == 0 and {_SECOND}"
+            ", 1, 0)), n, 0)",
+            words=(*dims("O N K I"), choice("descending", 2)),
+            operands=(R("x", "O*N*I", "O"), W("y", "O*K*I", "O", type="int64")),
+            require=("N - K",),
+            flops="16*O*N*I",
+        ),
+    ),
+    flat=("x",),
+    onnx=("TopK",),
+    examples=(
+        *(Example(shapes=e.shapes, attrs={**e.attrs, "descending": down}) for e in ALONG for down in (False, True)),
+        Example(shapes=((None, 37),), attrs={"k": 5, "descending": True}),
+        Example(shapes=((None, 19, 3),), attrs={"axis": 1, "k": 4}),
+        Example(shapes=((None, 64),), batch=256, bench=True),
+    ),
+    source="Knuth, The Art of Computer Programming 3, 5.2.3 (heapsort); NaN is the largest, and of equals the first comes first",
 )

@@ -44,7 +44,9 @@ def row(of: Row | Stated, words: Sequence[Word], make: type[RowSpec] = RowSpec) 
     )
 
 
-def spec_of(of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), **more: Any) -> OpSpec:
+def spec_of(
+    of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), passes: tuple[str, ...] = (), **more: Any
+) -> OpSpec:
     """The operator of a declaration.
 
     numbers : its words that are not sizes.  The rest is as in `OpSpec`; shapes of backward rows' further results follow.
@@ -68,7 +70,10 @@ def spec_of(of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), 
         words=words,
         fwd=(forward,),
         bwd=tuple(map(rows, of.backward)),
-        differentiable=tuple(name for name in of.inputs if any(f"d{name}" in sets for sets in of.gradients)),
+        differentiable=tuple(
+            name for name in of.inputs if name in passes or any(f"d{name}" in s for s in of.gradients)
+        ),
+        passes=passes,
         **more,
     )
 

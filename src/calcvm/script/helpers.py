@@ -54,6 +54,12 @@ def unstrided(dy, start, sizes, strides, n):
 
 
 # ---------------------------------------------------------------- along axes
+def argsort(x, k, descending):
+    """The first k places along axis 1 in order: NaN is the largest, and of equals the first comes first."""
+    places = np.argsort(x[:, ::-1] if descending else x, 1, kind="stable")
+    return (x.shape[1] - 1 - places[:, ::-1] if descending else places)[:, :k]
+
+
 def stretched(x, axis, start, stop, beyond):
     """Elements from start to stop of an axis, with ``beyond`` for those outside of it."""
     n = x.shape[axis]

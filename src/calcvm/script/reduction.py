@@ -26,6 +26,13 @@ def _extremum_back(r: Row) -> None:
     r.put_shaped("dx", axes.at(dy, x.axes) * first, axes.shape(x.axes))
 
 
+# ---------------------------------------------------------------- places in order
+@writes("argsort_fwd")
+def _argsort(r: Row) -> None:
+    w = r.w
+    r.put("y", r.call("argsort", r.x("x", w.O, w.N, w.I), w.K, bool(r.integer("descending"))), w.O, w.K, w.I)
+
+
 # ---------------------------------------------------------------- softmax
 def rows_of(r: Row) -> tuple[Affine, Affine]:
     return r.w.rows * r.w.inner, r.w.N

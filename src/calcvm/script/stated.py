@@ -11,7 +11,7 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.ops.dims import ONE, Shape, numel
 from calcvm.ops.spec import EQUATION
 from calcvm.script.derived import Axes, Value, _counted
-from calcvm.script.row import FALLBACKS, Writer
+from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
 
 class Stated(Axes):
@@ -102,6 +102,14 @@ class Stated(Axes):
         else:
             code = code.method(f"{how}({tuple(at)}, keepdims=True)")
         return Value(kept, code)
+
+
+@writes(
+    "argmax_fwd", "argmin_fwd", "embedding_fwd", "embedding_bwd", "inside_fwd", "one_hot_fwd", "scatter_add_fwd", "scatter_add_bwd",
+    "take_fwd", "take_bwd", "take_along_axis_fwd", "take_along_axis_bwd",
+)  # fmt: skip
+def _at_places(r: Row) -> None:
+    Stated(r).write()
 
 
 def _stated_row(stem: str) -> Writer | None:
