@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "contraction",
+    "attention",
     "convolution",
     "losses",
     "optimizers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calcvm.script import (  # noqa: F401  (each registers the writers of a family of rows)
+    attention,
     contraction,
     elementwise,
     normalization,
