@@ -27,3 +27,10 @@ declare(  # the first element is copied: joined with a -inf before it, a -inf wo
     "O N I",
     backward={"t_dy dx": "dy x y"},
 )
+declare(  # the two halves of a head, p = 0 and 1, are turned; beyond them is 0
+    "rotary",
+    "y[n<N,t<T,h<H,p<2,c<C] = x[n,t,h,p,c]*cos[t,c] + (x[n, t, h, p - 1, c] - x[n, t, h, p + 1, c])*sin[t,c]",
+    "N T H C",
+    inputs="x cos sin",
+    backward={"dx": "dy cos sin"},
+)

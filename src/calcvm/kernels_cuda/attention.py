@@ -51,17 +51,17 @@ def length_of(me, lengths, n, S, masked):
     if not masked:
         return S
     length = wide(lengths[n])
-    if length >= 0 and length <= S:
-        whole = np.int64(length)
-        if whole == length:
+    if length >= like(length, 0) and length < like(length, 1e18):
+        whole = int(length)
+        if whole <= S and like(length, whole) == length:
             return whole
     trap(me, BAD_LENGTH)
-    return np.int64(0)
+    return 0
 
 
 @device
 def first_key(i, window):
-    return max(i + 1 - window, 0) if window > 0 else np.int64(0)
+    return max(i + 1 - window, 0) if window > 0 else 0
 
 
 @device
@@ -191,7 +191,7 @@ def backward(me, sizes, masks, numbers, q, qs, k, v, ks, lengths, bias, y, lse, 
         if wanted[2]:
             times(D, dvj, zero)
         while h < (g + 1) * R and j < length:
-            i = j if causal else np.int64(0)
+            i = j if causal else 0
             stop = min(j + window, T) if window > 0 else T
             while i < stop:
                 p, s, mine = zero, zero, i + lane()

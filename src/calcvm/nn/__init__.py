@@ -1,6 +1,12 @@
 """Layers: parts of a network that create their own parameters, composed with ``>>``."""
 
 from calcvm import hints
+from calcvm.nn.attention import (
+    MultiHeadAttention,
+    PositionalEmbedding,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
 from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip
 from calcvm.nn.blocks import Concat, Residual
 from calcvm.nn.images import (
@@ -61,9 +67,11 @@ __all__ = [
     "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear",
-    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
+    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "MultiHeadAttention", "Normalize", "PReLU", "Pad",
+    "PositionalEmbedding",
     "RMSNorm", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
+    "TransformerDecoderLayer", "TransformerEncoderLayer",
     "Upsample",
 ]  # fmt: skip
 hints.hint(globals(), __all__)

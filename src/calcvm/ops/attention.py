@@ -14,7 +14,7 @@ QUERIES, KEYS = 24, 256  # of a block of scores: as in kernels_cpu/attention.py
 MASKS = (
     choice("masked", 2),  # there are lengths
     choice("causal", 2),
-    *dims("window"),  # keys that a query sees, itself the last; 0: all
+    Word(name="window", kind="int", hi=2**40),  # keys that a query sees, its own the last; 0: all
     choice("bn", 2),  # a bias for each sample
     choice("bh", 2),  # a bias for each head
     Word(name="scale", kind="float", lo=0, hi=1e30),
@@ -44,7 +44,6 @@ def bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 
 # ---------------------------------------------------------------- equations
-SEEN = "(masked == 0 or j < lengths[n]) and (causal == 0 or j <= i) and (window == 0 or i - j < window)"
 BIAS = "bias[e<where(bn == 1, N, 1),f<where(bh == 1, G*R, 1),i,j] = 0; lengths[n] = 0"
 
 
@@ -53,7 +52,8 @@ def _scores(q: str, k: str, keys: str) -> str:
     return (
         f"raw[n<N,g<G,r<R,i<T,j<{keys}] = scale*(sum[c<D] {q}*{k}); "
         "bent[n,g,r,i,j] = tanh(raw[n,g,r,i,j]/max(cap, 1e-30)); "
-        f"z[n,g,r,i,j] = where({SEEN}, "
+        f"z[n,g,r,i,j] = where(j < where(masked == 1, lengths[n], {keys}) and j <= where(causal == 1, i, {keys}) "
+        "and i - j < where(window > 0, window, T), "
         "where(cap > 0, cap*bent[n,g,r,i,j], raw[n,g,r,i,j]) + bias[bn*n, bh*(g*R + r), i, j], -inf); "
     )
 
