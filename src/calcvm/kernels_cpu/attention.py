@@ -147,7 +147,7 @@ def length_of(me, lengths, n, S, masked):
 @njit(inline=True)
 def forward(me, sizes, masks, wn, q, qs, k, v, ks, lengths, bias, y, lse, ws):
     """Of all heads; q, k and v begin with the first head of the first sample."""
-    (N, T, S, G, R, D), (masked, causal, window, bn, bh, a, cap) = sizes, masks
+    (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh, a, cap) = sizes, masks
     H = G * R
     lo, hi = share(me, N * H)
     for u in range(lo, hi):
@@ -156,28 +156,28 @@ def forward(me, sizes, masks, wn, q, qs, k, v, ks, lengths, bias, y, lse, ws):
         kv = n * S * ks + h // R * D
         head_forward(
             T, S, D, length, causal, window, like(y, a), like(y, cap), at(q, n * T * qs + h * D), qs, at(k, kv), at(v, kv), ks,
-            at(bias, (n * bn * (H if bh else 1) + h * bh) * T * S), given(me, bias), at(y, n * T * H * D + h * D), H * D,
+            at(bias, (n * bn * (H if bh else 1) + h * bh) * T * S), biased, at(y, n * T * H * D + h * D), H * D,
             at(lse, u * T), given(me, lse), at(ws, me.worker * wn),
         )  # fmt: skip
 
 
 @kernel
 def attention_fwd(
-    me, N, T, S, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
+    me, N, T, S, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
     lengths: Ptr.index, bias: Ptr, y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """y = softmax(scale*q k^T + bias) v.  q, y (N, T, G*R*D), k, v (N, S, G*D), lse (N, G*R, T).  Heads are shared."""
-    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, bn, bh, scale, cap)
+    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap)
     forward(me, sizes, masks, wn, q, G * R * D, k, v, G * D, lengths, bias, y, lse, ws)
 
 
 @kernel
 def attention_packed_fwd(
-    me, N, T, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
     y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """The same for qkv (N, T, (R + 2)*G*D): heads of q, then of k, then of v."""
-    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, bn, bh, scale, cap)
+    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap)
     k, row = at(qkv, G * R * D), (R + 2) * G * D
     forward(me, sizes, masks, wn, qkv, row, k, at(k, G * D), row, lengths, bias, y, lse, ws)
 
@@ -207,7 +207,12 @@ def group_backward(
     for h in range(R):
         for i in range(0, T, QUERIES):
             n = min(QUERIES, T - i)
-            qi, yi, dyi, dqi = at(q, i * qs + h * D), at(y, i * ys + h * D), at(dy, i * ys + h * D), at(dq, i * qs + h * D)
+            qi, yi, dyi, dqi = (
+                at(q, i * qs + h * D),
+                at(y, i * ys + h * D),
+                at(dy, i * ys + h * D),
+                at(dq, i * qs + h * D),
+            )
             for r in range(n):
                 own[r] = rdot(D, at(yi, r * ys), at(dyi, r * ys))
             start, stop = first_key(i, window), end_of_keys(i + n - 1, length, causal)
@@ -253,7 +258,7 @@ def group_backward(
 @njit(inline=True)
 def backward(me, sizes, masks, wn, q, qs, k, v, ks, lengths, bias, y, lse, dy, dq, dk, dv, wanted, ws):
     """Of all heads; q, k and v and their gradients begin with the first head of the first sample."""
-    (N, T, S, G, R, D), (masked, causal, window, bn, bh, a, cap) = sizes, masks
+    (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh, a, cap) = sizes, masks
     H = G * R
     lo, hi = share(me, N * G)
     for u in range(lo, hi):
@@ -262,29 +267,29 @@ def backward(me, sizes, masks, wn, q, qs, k, v, ks, lengths, bias, y, lse, dy, d
         of_q, kv, of_y = n * T * qs + g * R * D, n * S * ks + g * D, n * T * H * D + g * R * D
         group_backward(
             T, S, D, R, length, causal, window, like(y, a), like(y, cap), at(q, of_q), qs, at(k, kv), at(v, kv), ks,
-            at(bias, (n * bn * (H if bh else 1) + g * R * bh) * T * S), bh * T, given(me, bias), at(y, of_y), at(dy, of_y),
+            at(bias, (n * bn * (H if bh else 1) + g * R * bh) * T * S), bh * T, biased, at(y, of_y), at(dy, of_y),
             H * D, at(lse, u * R * T), at(dq, of_q), at(dk, kv), at(dv, kv), wanted, at(ws, me.worker * wn),
         )  # fmt: skip
 
 
 @kernel
 def attention_bwd(
-    me, N, T, S, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
+    me, N, T, S, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
     lengths: Ptr.index, bias: Ptr, y: Ptr, lse: Ptr, dy: Ptr, dq: Ptr, dk: Ptr, dv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dq, dk and dv, from scores that are computed again.  Groups of heads are shared."""
-    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, bn, bh, scale, cap)
+    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap)
     wanted = given(me, dq), given(me, dk), given(me, dv)
     backward(me, sizes, masks, wn, q, G * R * D, k, v, G * D, lengths, bias, y, lse, dy, dq, dk, dv, wanted, ws)
 
 
 @kernel
 def attention_packed_bwd(
-    me, N, T, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
     y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dqkv, in the order of qkv (N, T, (R + 2)*G*D)."""
-    sizes, masks, wanted = (N, T, T, G, R, D), (masked, causal, window, bn, bh, scale, cap), (True, True, True)
+    sizes, masks, wanted = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap), (True, True, True)
     k, dk, row = at(qkv, G * R * D), at(dqkv, G * R * D), (R + 2) * G * D
     v, dv = at(k, G * D), at(dk, G * D)
     backward(me, sizes, masks, wn, qkv, row, k, v, row, lengths, bias, y, lse, dy, dqkv, dk, dv, wanted, ws)

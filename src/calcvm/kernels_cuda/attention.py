@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share, trap
-from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, thread, warp_size, wide
+from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, warp_size, wide
 from calcvm.kernels_cuda._math import exp, fma, log, tanh
 from calcvm.kernels_cuda._reduce import divide, larger, warp, warp_sum, warps
 
@@ -89,16 +89,16 @@ def times(D, x, factor):
 @device
 def bias_at(bias, masks, H, T, S, n, h, i):
     """The row of the bias of a query."""
-    return at(bias, (((n * (H if masks[4] else 1)) * masks[3] + h * masks[4]) * T + i) * S)
+    return at(bias, ((n * (H if masks[5] else 1) * masks[4] + h * masks[5]) * T + i) * S)
 
 
 @device
 def forward(me, sizes, masks, numbers, q, qs, k, v, ks, lengths, bias, y, lse):
     """Of all heads; q, k and v begin with the first head of the first sample."""
     N, T, S, G, R, D = sizes
-    masked, causal, window, _, _ = masks
+    masked, causal, window, biased, _, _ = masks
     scale, cap = like(y, numbers[0]), like(y, numbers[1])
-    H, biased = G * R, given(me, bias)
+    H = G * R
     room = at(shared(y), warp() * warp_size())
     lo, hi = share(me, N * H * T)
     u = lo + warp()
@@ -149,9 +149,9 @@ def slopes(D, q, k, bias, biased, scale, cap, lse, dy, v, own):
 def backward(me, sizes, masks, numbers, q, qs, k, v, ks, lengths, bias, y, lse, dy, dq, dk, dv, wanted):
     """Of all heads; q, k and v and their gradients begin with the first head of the first sample."""
     N, T, S, G, R, D = sizes
-    masked, causal, window, _, _ = masks
+    masked, causal, window, biased, _, _ = masks
     scale, cap = like(y, numbers[0]), like(y, numbers[1])
-    H, biased, zero = G * R, given(me, bias), like(y, 0)
+    H, zero = G * R, like(y, 0)
     room = at(shared(y), warp() * warp_size() * 2)
     more = at(room, warp_size())
     lo, hi = share(me, N * H * T if wanted[0] else 0)
@@ -216,43 +216,43 @@ def backward(me, sizes, masks, numbers, q, qs, k, v, ks, lengths, bias, y, lse, 
 
 @kernel
 def attention_fwd(
-    me, N, T, S, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
+    me, N, T, S, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
     lengths: Ptr.index, bias: Ptr, y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """y = softmax(scale*q k^T + bias) v.  q, y (N, T, G*R*D), k, v (N, S, G*D), lse (N, G*R, T).  Queries are shared."""
-    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, bn, bh)
+    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh)
     forward(me, sizes, masks, (scale, cap), q, G * R * D, k, v, G * D, lengths, bias, y, lse)
 
 
 @kernel
 def attention_packed_fwd(
-    me, N, T, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
     y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """The same for qkv (N, T, (R + 2)*G*D): heads of q, then of k, then of v."""
-    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, bn, bh)
+    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh)
     k, row = at(qkv, G * R * D), (R + 2) * G * D
     forward(me, sizes, masks, (scale, cap), qkv, row, k, at(k, G * D), row, lengths, bias, y, lse)
 
 
 @kernel
 def attention_bwd(
-    me, N, T, S, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
+    me, N, T, S, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, q: Ptr, k: Ptr, v: Ptr,
     lengths: Ptr.index, bias: Ptr, y: Ptr, lse: Ptr, dy: Ptr, dq: Ptr, dk: Ptr, dv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dq, dk and dv, from scores that are computed again.  Queries are shared, and keys."""
-    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, bn, bh)
+    sizes, masks = (N, T, S, G, R, D), (masked, causal, window, biased, bn, bh)
     wanted = given(me, dq), given(me, dk), given(me, dv)
     backward(me, sizes, masks, (scale, cap), q, G * R * D, k, v, G * D, lengths, bias, y, lse, dy, dq, dk, dv, wanted)
 
 
 @kernel
 def attention_packed_bwd(
-    me, N, T, G, R, D, masked, causal, window, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
     y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dqkv, in the order of qkv (N, T, (R + 2)*G*D)."""
-    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, bn, bh)
+    sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh)
     k, dk, row = at(qkv, G * R * D), at(dqkv, G * R * D), (R + 2) * G * D
     v, dv = at(k, G * D), at(dk, G * D)
     all_of_them = (True, True, True)

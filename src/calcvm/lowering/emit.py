@@ -91,7 +91,9 @@ class Emitter:
     def _instance(self, row: RowSpec, operands: Mapping[str, Value | None]) -> RowSpec:
         """The row for the types of its operands; that of one left out is the float."""
         types = {o.type: v.type for o in row.operands if (v := operands.get(o.name)) is not None}
-        return row.of(tuple(instance_of(variable, types.get(variable, FLOAT), self.dtype) for variable in row.variables))
+        return row.of(
+            tuple(instance_of(variable, types.get(variable, FLOAT), self.dtype) for variable in row.variables)
+        )
 
     def elementwise(
         self, spec: str, shape: Shape, operands: Mapping[str, Value], label: str, **words: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 from calcvm import checks
@@ -21,6 +22,11 @@ def _sequence(x: Variable, scope: str, heads: int = 1) -> tuple[int, int]:
         many = f", features a multiple of {heads} heads" if heads > 1 else ""
         raise ShapeError(f"{scope}: the input {x} is not (N, steps, features){many}")
     return x.shape[1].b, x.shape[2].b
+
+
+def _part(layer: Layer, name: str, part: Any) -> Any:
+    """A layer inside a layer, made once for the same settings: paths that build the layer share its parameters."""
+    return vars(layer).setdefault("_parts", {}).setdefault((name, repr(part)), part)
 
 
 @dataclass(repr=False, eq=False)
@@ -87,10 +93,9 @@ class MultiHeadAttention(Weighted):
         _, E = _sequence(x, scope, self.num_heads)
         kv_heads = self.kv_heads or self.num_heads
         K = E // self.num_heads * kv_heads
-        w = self.parameter(
-            x, "in_proj_weight", (E, E + 2 * K), self.init, regularizer=self.regularizer, trainable=self.trainable
-        )
-        b = self.parameter(x, "in_proj_bias", (E + 2 * K,), self.bias_init, trainable=self.trainable) if self.bias else None
+        make = partial(self.parameter, x, trainable=self.trainable)
+        w = make("in_proj_weight", (E, E + 2 * K), self.init, regularizer=self.regularizer)
+        b = make("in_proj_bias", (E + 2 * K,), self.bias_init) if self.bias else None
         how: dict[str, Any] = {
             "heads": self.num_heads, "kv_heads": self.kv_heads, "causal": self.causal, "window": self.window,
             "softcap": self.softcap, "lengths": lengths, "bias": mask,
@@ -106,10 +111,8 @@ class MultiHeadAttention(Weighted):
             if self.rotary is not None:
                 q, k = F.rotary(q, self.num_heads, self.rotary), F.rotary(k, kv_heads, self.rotary)
             y = F.attention(q, k, v, **how)
-        out = Linear(
-            E, bias=self.bias, init=self.init, bias_init=self.bias_init, regularizer=self.regularizer, trainable=self.trainable
-        )
-        return out.build(y, f"{scope}.out_proj", training)
+        same = {name: getattr(self, name) for name in ("bias", "init", "bias_init", "regularizer", "trainable")}
+        return _part(self, "out_proj", Linear(E, **same)).build(y, f"{scope}.out_proj", training)
 
 
 @dataclass(repr=False, eq=False)
@@ -117,8 +120,8 @@ class _Transformer(Layer):
     """Settings of both layers of transformers."""
 
     nhead: int
-    dim_feedforward: int = 2048
     _: KW_ONLY
+    dim_feedforward: int = 2048
     dropout: float = 0.0
     activation: str | Callable[[Variable], Variable] = "relu"
     layer_norm_eps: float = 1e-5
@@ -139,8 +142,11 @@ class _Transformer(Layer):
         self._attention()
         self.random = self.dropout > 0
 
-    def _attention(self, causal: bool = False, **more: Any) -> MultiHeadAttention:
-        return MultiHeadAttention(self.nhead, causal=causal, bias=self.bias, **more)
+    def _attention(self, name: str = "", causal: bool = False, **more: Any) -> MultiHeadAttention:
+        return _part(self, name, MultiHeadAttention(self.nhead, causal=causal, bias=self.bias, **more))
+
+    def _linear(self, units: int, x: Variable, scope: str, name: str, training: bool) -> Variable:
+        return _part(self, name, Linear(units, bias=self.bias)).build(x, f"{scope}.{name}", training)
 
     def _added(
         self, x: Variable, scope: str, training: bool, norm: str, branch: Callable[[Variable], Variable]
@@ -148,20 +154,19 @@ class _Transformer(Layer):
         """x plus a branch, normalized before or after."""
 
         def normed(x: Variable) -> Variable:
-            return LayerNorm(eps=self.layer_norm_eps).build(x, f"{scope}.{norm}", training)
-
-        def dropped(x: Variable) -> Variable:
-            return F.dropout(x, self.dropout) if training and self.dropout else x
+            return _part(self, norm, LayerNorm(eps=self.layer_norm_eps)).build(x, f"{scope}.{norm}", training)
 
         if self.norm_first:
-            return x + dropped(branch(normed(x)))
-        return normed(x + dropped(branch(x)))
+            return x + self._dropped(branch(normed(x)), training)
+        return normed(x + self._dropped(branch(x), training))
+
+    def _dropped(self, x: Variable, training: bool) -> Variable:
+        return F.dropout(x, self.dropout) if training and self.dropout else x
 
     def _feedforward(self, x: Variable, scope: str, training: bool) -> Variable:
         apply = self.activation if callable(self.activation) else getattr(F, self.activation)
-        y = apply(Linear(self.dim_feedforward, bias=self.bias).build(x, f"{scope}.linear1", training))
-        y = F.dropout(y, self.dropout) if training and self.dropout else y
-        return Linear(x.shape[2].b, bias=self.bias).build(y, f"{scope}.linear2", training)
+        y = self._dropped(apply(self._linear(self.dim_feedforward, x, scope, "linear1", training)), training)
+        return self._linear(x.shape[2].b, y, scope, "linear2", training)
 
 
 @dataclass(repr=False, eq=False)
@@ -189,7 +194,7 @@ class TransformerEncoderLayer(_Transformer):
     ) -> Variable:
         self._given(x)
         _sequence(x, scope, self.nhead)
-        own = self._attention(self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
+        own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
         x = self._added(
             x, scope, training, "norm1",
             lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths, mask=mask),
@@ -230,8 +235,8 @@ class TransformerDecoderLayer(_Transformer):
                 "nn.TransformerEncoderLayer(nhead, causal=True)"
             )
         _sequence(x, scope, self.nhead)
-        own = self._attention(self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
-        other = self._attention(kv_heads=self.kv_heads)
+        own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
+        other = self._attention("multihead_attn", kv_heads=self.kv_heads)
         x = self._added(
             x, scope, training, "norm1", lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths)
         )

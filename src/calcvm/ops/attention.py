@@ -15,8 +15,9 @@ MASKS = (
     choice("masked", 2),  # there are lengths
     choice("causal", 2),
     Word(name="window", kind="int", hi=2**40),  # keys that a query sees, its own the last; 0: all
-    choice("bn", 2),  # a bias for each sample
-    choice("bh", 2),  # a bias for each head
+    choice("biased", 2),  # there is a bias
+    choice("bn", 2),  # one for each sample
+    choice("bh", 2),  # one for each head
     Word(name="scale", kind="float", lo=0, hi=1e30),
     Word(name="cap", kind="float", lo=0, hi=1e30),  # 0: none
 )
@@ -58,7 +59,8 @@ def _scores(q: str, k: str, keys: str) -> str:
     )
 
 
-def _rows(packed: bool) -> dict[str, tuple[RowSpec, ...]]:
+def _rows(packed: bool) -> tuple[RowSpec, RowSpec]:
+    """Forward and backward."""
     name = "attention_packed" if packed else "attention"
     keys = "T" if packed else "S"
     if packed:
@@ -80,7 +82,7 @@ def _rows(packed: bool) -> dict[str, tuple[RowSpec, ...]]:
         made = tuple(W(f"d{x}", n, optional=True) for x, n in sizes.items())
     given += (
         R("lengths", "N", type="index", below=f"{keys} + 1", optional="masked == 0"),
-        R("bias", f"(N if bn else 1)*(G*R if bh else 1)*T*{keys}", optional=True),
+        R("bias", f"(N if bn else 1)*(G*R if bh else 1)*T*{keys} if biased else 0", optional="biased == 0"),
     )
     result, lse = "N*T*G*R*D", "N*G*R*T"
     scratch = S("ws", "wn if gpu else nw*wn")
@@ -110,7 +112,11 @@ def _rows(packed: bool) -> dict[str, tuple[RowSpec, ...]]:
         workspace=bwd_workspace,
         flops=f"(10*D + 12)*N*G*R*T*{keys}",
     )
-    return {"fwd": (fwd,), "bwd": (bwd,)}
+    return fwd, bwd
+
+
+FWD, BWD = _rows(packed=False)
+PACKED_FWD, PACKED_BWD = _rows(packed=True)
 
 
 # ---------------------------------------------------------------- shapes
@@ -176,7 +182,7 @@ def _given(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "N": y[0], "T": y[1], "S": keys, "G": kv, "R": heads // kv, "D": D,
         "masked": int(shapes["lengths"] is not None), "causal": int(attrs["causal"]), "window": attrs["window"] or 0,
-        "bn": bn, "bh": bh, "scale": D**-0.5 if attrs["scale"] is None else attrs["scale"], "cap": attrs["softcap"] or 0.0,
+        "biased": int(shapes["bias"] is not None), "bn": bn, "bh": bh, "scale": D**-0.5 if attrs["scale"] is None else attrs["scale"], "cap": attrs["softcap"] or 0.0,
     }  # fmt: skip
 
 
@@ -205,7 +211,8 @@ operator(
     attrs=ATTRS,
     shape=_shape,
     words=_given,
-    **_rows(packed=False),
+    fwd=(FWD,),
+    bwd=(BWD,),
     differentiable=("q", "k", "v"),
     onnx=("Attention",),
     examples=(
@@ -239,7 +246,8 @@ operator(
     attrs=ATTRS,
     shape=_packed_shape,
     words=_given,
-    **_rows(packed=True),
+    fwd=(PACKED_FWD,),
+    bwd=(PACKED_BWD,),
     differentiable=("qkv",),
     examples=(
         Example(shapes=((None, 3, 12),), attrs={"heads": 2}, batch=2),
