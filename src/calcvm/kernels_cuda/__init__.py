@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "contraction",
-    "attention",
+    "transformers",
     "convolution",
     "losses",
     "optimizers",

@@ -1,12 +1,6 @@
 """Layers: parts of a network that create their own parameters, composed with ``>>``."""
 
 from calcvm import hints
-from calcvm.nn.attention import (
-    MultiHeadAttention,
-    PositionalEmbedding,
-    TransformerDecoderLayer,
-    TransformerEncoderLayer,
-)
 from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip
 from calcvm.nn.blocks import Concat, Residual
 from calcvm.nn.images import (
@@ -61,6 +55,12 @@ from calcvm.nn.layers import (
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
 from calcvm.nn.standardize import Standardize
+from calcvm.nn.transformers import (
+    MultiHeadAttention,
+    PositionalEmbedding,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",

@@ -6,7 +6,7 @@ from __future__ import annotations
 # their order is the table's
 from calcvm.ops import (
     contraction,
-    attention,
+    transformers,
     convolution,
     elementwise,
     reduction,
@@ -28,7 +28,7 @@ FAMILIES = tuple(
     family.__name__.rpartition(".")[2]
     for family in (
         contraction,
-        attention,
+        transformers,
         convolution,
         elementwise,
         reduction,

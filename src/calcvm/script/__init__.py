@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from calcvm.script import (  # noqa: F401  (each registers the writers of a family of rows)
-    attention,
     contraction,
     elementwise,
     normalization,
@@ -12,4 +11,5 @@ from calcvm.script import (  # noqa: F401  (each registers the writers of a fami
     reduction,
     shape,
     stated,
+    transformers,
 )

@@ -9,7 +9,7 @@ from calcvm.ops.dims import ONE, ZERO, Shape, affine, show
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import WN, Attr, Example, Operand, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
 
-QUERIES, KEYS = 24, 256  # of a block of scores: as in kernels_cpu/attention.py
+QUERIES, KEYS = 24, 256  # of a block of scores: as in kernels_cpu/transformers.py
 
 MASKS = (
     choice("masked", 2),  # there are lengths

@@ -14,7 +14,7 @@ from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import each, elementwise, exp, fill, log, loop_of, rdot, reduction, rtop, scale
 from calcvm.kernels_cpu._simd import transpose
 
-QUERIES, KEYS = 24, 256  # of a block of scores: as in ops.attention
+QUERIES, KEYS = 24, 256  # of a block of scores: as in ops.transformers
 BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
