@@ -50,7 +50,7 @@ def drawn(sizes, kind, packed=False, seed=0):
     return x, how
 
 
-def ours(x, how, dtype="float64", workers=1, packed=False):
+def ours(x, how, dtype="float64", workers=1, packed=False, device="cpu"):
     """The result and gradients of q, k and v, for a loss that weighs elements by their number."""
     g, names = cv.CalcGraph(), ("qkv",) if packed else ("q", "k", "v")
     values = {"qkv": np.concatenate([x[n] for n in "qkv"], 2)} if packed else {n: x[n] for n in "qkv"}
@@ -62,8 +62,8 @@ def ours(x, how, dtype="float64", workers=1, packed=False):
             "weight", np.cos(np.arange(np.prod([n.b for n in y.shape]))).reshape([n.b for n in y.shape])
         )
         learn.minimize(cv.sum(y * weight), optimizer=cv.SGD(1.0), output=y)
-    program = cv.compile(g, batch_size=1, dtype=dtype, workers=workers)
-    model = cv.CalcHeap(program.heap_bytes).create(program)
+    program = cv.compile(g, batch_size=1, dtype=dtype, workers=workers, device=device)
+    model = cv.CalcHeap(program.heap_bytes, device=device).create(program)
     before = {n: np.array(model.parameters[n], np.float64) for n in names}
     model.forward("learn")
     y = np.array(model["y"])
@@ -125,6 +125,13 @@ def test_packed_as_apart(kind):
     for sizes in ((3, 5, 5, 4, 2, 3), (2, 60, 60, 2, 2, 16)):
         x, how = drawn(sizes, KINDS[kind], packed=True)
         close(ours(x, how, packed=True), ours(x, how), 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_by_another_blas(kind):
+    pytest.importorskip("scipy")
+    x, how = drawn((3, 50, 41, 4, 2, 8), KINDS[kind])
+    close(ours(x, how, device="blas"), ours(x, how), 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["plain", "all"])

@@ -216,7 +216,7 @@ operator(
     differentiable=("q", "k", "v"),
     onnx=("Attention",),
     examples=(
-        Example(shapes=((None, 3, 4), (None, 5, 4), (None, 5, 4)), attrs={"heads": 2}, batch=2),
+        Example(shapes=((None, 3, 4), (None, 5, 4), (None, 5, 4)), attrs={"heads": 2, "causal": True}, batch=2),
         Example(
             shapes=((None, 4, 6), (None, 5, 2), (None, 5, 2), (None,)), attrs={"heads": 3, "kv_heads": 1, "causal": True},
             integer=LENGTHS, batch=4,
@@ -250,7 +250,7 @@ operator(
     bwd=(PACKED_BWD,),
     differentiable=("qkv",),
     examples=(
-        Example(shapes=((None, 3, 12),), attrs={"heads": 2}, batch=2),
+        Example(shapes=((None, 3, 12),), attrs={"heads": 2, "causal": True}, batch=2),
         Example(
             shapes=((None, 5, 12), (None,)), attrs={"heads": 4, "kv_heads": 1, "causal": True}, integer=LENGTHS, batch=4
         ),

@@ -382,7 +382,7 @@ def scores(q, k, scale, causal=False, window=None, softcap=None, lengths=None, b
 
 
 def attention(q, k, v, **how):
-    """softmax(scores) v, heads side by side, and logsumexp of the scores; 0 where no key is seen."""
+    """Values weighed by exp of their scores, heads side by side, and the log of the weights' sum; 0 where no key is seen."""
     z, _ = scores(q, k, **how)
     top = z.max(-1, keepdims=True)
     top = np.where(top > -np.inf, top, 0)
