@@ -14,7 +14,7 @@ from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import each, elementwise, exp, fill, log, loop_of, rdot, reduction, rtop, scale
 from calcvm.kernels_cpu._simd import transpose
 
-QUERIES, KEYS = 24, 256  # of a block of scores: as in ops.transformers
+QUERIES, KEYS, FEW = 24, 256, 128  # of a block of scores, with twice as many queries for FEW keys: as in ops.transformers
 BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
@@ -56,10 +56,10 @@ def end_of_keys(i, length, causal):
 
 
 @njit(inline=True)
-def block_of_keys(S):
-    """The stride of turned keys, and the keys of a block."""
+def block_of(S):
+    """The stride of turned keys, the keys of a block, and its queries."""
     stride = (S + 15) // 16 * 16
-    return stride, min(KEYS, stride)
+    return stride, min(KEYS, stride), 2 * QUERIES if S <= FEW else QUERIES
 
 
 @njit(inline=True)
@@ -77,12 +77,12 @@ def head_forward(
     T, S, D, length, causal, window, a, cap, q, qs, k, v, ks, bias, biased, y, ys, lse, keep, ws
 ):  # fmt: skip
     """y of one head of one sample; rows of q, of k and v, and of y are qs, ks and ys apart."""
-    stride, most = block_of_keys(S)
+    stride, most, tall = block_of(S)
     turns, x = ws, at(ws, D * stride)
-    top, total = at(x, QUERIES * most), at(x, QUERIES * most + QUERIES)
+    top, total = at(x, tall * most), at(x, tall * most + tall)
     turned(length, D, k, ks, turns, stride)
-    for i in range(0, T, QUERIES):
-        n = min(QUERIES, T - i)
+    for i in range(0, T, tall):
+        n = min(tall, T - i)
         fill(n, top, like(y, NONE))
         fill(n, total, like(y, 0))
         start, stop = first_key(i, window), end_of_keys(i + n - 1, length, causal)
@@ -197,16 +197,16 @@ def group_backward(
 ):  # fmt: skip
     """dq, dk and dv of the heads of one group, one after the other; gradients lie as the values do."""
     has_q, has_k, has_v = wanted
-    stride, most = block_of_keys(S)
+    stride, most, tall = block_of(S)
     turned_k, turned_v = ws, at(ws, D * stride)
     x = at(ws, 2 * D * stride)
-    dp, own = at(x, QUERIES * most), at(x, 2 * QUERIES * most)
+    dp, own = at(x, tall * most), at(x, 2 * tall * most)
     turned(length, D, k, ks, turned_k, stride)
     turned(length, D, v, ks, turned_v, stride)
     met = 0  # keys before this one have sums
     for h in range(R):
-        for i in range(0, T, QUERIES):
-            n = min(QUERIES, T - i)
+        for i in range(0, T, tall):
+            n = min(tall, T - i)
             qi, yi, dyi, dqi = (
                 at(q, i * qs + h * D),
                 at(y, i * ys + h * D),

@@ -9,7 +9,7 @@ from calcvm.ops.dims import ONE, ZERO, Shape, affine, show
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import WN, Attr, Example, Operand, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
 
-QUERIES, KEYS = 24, 256  # of a block of scores: as in kernels_cpu/transformers.py
+QUERIES, KEYS, FEW = 24, 256, 128  # of a block of scores: as in kernels_cpu/transformers.py
 
 MASKS = (
     choice("masked", 2),  # there are lengths
@@ -31,7 +31,8 @@ def _words(packed: bool) -> tuple[Word, ...]:
 # ---------------------------------------------------------------- workspace
 def _blocks(keys: Any, D: Any, turned: int, rows: int) -> Any:
     """So many of a head's keys and values, turned, and as many blocks of scores, and ``rows`` numbers for each query of a block."""
-    return turned * (D * (keys + 15) + QUERIES * min(KEYS, keys + 15)) + rows * QUERIES
+    tall = 2 * QUERIES if keys <= FEW else QUERIES
+    return turned * (D * (keys + 15) + tall * min(KEYS, keys + 15)) + rows * tall
 
 
 def fwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
