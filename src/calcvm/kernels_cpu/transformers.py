@@ -6,24 +6,114 @@ also its values) are turned once, into scratch.  Heads of all samples are shared
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import add
+from typing import Any
+
+from llvmlite import ir
 
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, like, njit, share, trap
+from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._math import each, elementwise, exp, fill, log, loop_of, rdot, reduction, rtop, scale
+from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elementwise, fill, loop_of, rdot
 from calcvm.kernels_cpu._simd import transpose
+from calcvm.kernels_cpu._vectors import c64
 
 QUERIES, KEYS, FEW = 24, 256, 128  # of a block of scores, with twice as many queries for FEW keys: as in ops.transformers
 BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
 turned = transpose()
-# weights(n, x, y, a, m): y = exp(a*x - m), and its sum
-weights = reduction(add, 0.0, lambda x, a, m: F.exp(x * a - m), "v", 2, store=True)
 bend = elementwise(lambda x, a, cap: cap * F.tanh(x * a / cap), "v", "ff")
 bend_and_add = elementwise(lambda x, b, a, cap: cap * F.tanh(x * a / cap) + b, "vv", "ff")
 times_and_add = elementwise(lambda x, b, a: x * a + b, "vv", "f")
+
+
+# ---------------------------------------------------------------- rows of scores
+def _rows(kinds: str, emit: Callable) -> Any:
+    """A loop ``rows(n, w, stride, x, ...)`` over n rows of w elements, four at a time: ``emit(e, w, rows, places, ...)``.
+
+    Rows past the end repeat the last; what they store is the same.
+    """
+
+    def of(e: Any, n: Any, w: Any, stride: Any, x: Any, *more: Any) -> None:
+        b = e.b
+        last = b.sub(n, c64(1))
+
+        def four(r: Any, carried: list) -> list:
+            each_of = [b.add(r, c64(k)) for k in range(4)]
+            places = [b.select(b.icmp_signed("<", i, last), i, last) for i in each_of]
+            emit(e, w, [b.gep(x, [b.mul(i, stride)]) for i in places], places, *more)
+            return carried
+
+        counting(b, c64(0), n, 4, [], four)
+
+    return loop_of("iip" + kinds, of)
+
+
+def _reduced(combine: Callable, initial: float, term: Callable) -> Callable:
+    """Emits y[r] = the terms ``term(x, r)`` of row r combined, for four rows; a term may be stored in place."""
+
+    def emit(e: Any, w: Any, rows: list, places: list, y: Any, *more: Any) -> None:
+        b, neutral = e.b, ir.Constant(e.vec, [initial] * e.lanes)
+        given = [term(e, i, *more) for i in places]
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            terms = [of(e.get(row, i, mask)) for row, (of, _) in zip(rows, given)]
+            for row, x, (_, store) in zip(rows, terms, given):
+                if store:
+                    e.put(x, row, i, mask)
+            if mask is not None:
+                terms = [V(b, b.select(mask, x.v, neutral)) for x in terms]
+            return [combine(V(b, old), x).v for old, x in zip(carried, terms)]
+
+        for i, v in zip(places, _vectors(e, w, body, [neutral] * 4)):
+            b.store(_horizontal(e, v, combine), b.gep(y, [i]))
+
+    return emit
+
+
+def _itself(e: Any, i: Any) -> tuple[Callable, bool]:
+    return lambda x: x, False
+
+
+def _weight(e: Any, i: Any, top: Any, a: Any) -> tuple[Callable, bool]:
+    by, most = V(e.b, e.splat(a)), V(e.b, e.splat(e.b.load(e.b.gep(top, [i]))))
+    return lambda x: F.exp(x * by - most), True
+
+
+def _scaled(e: Any, w: Any, rows: list, places: list, factors: Any) -> None:
+    by = [V(e.b, e.splat(e.b.load(e.b.gep(factors, [i])))) for i in places]
+
+    def body(i: Any, left: Any, carried: list) -> list:
+        mask = None if left is None else e.below(left)
+        for x, row, factor in [(e.get(row, i, mask), row, factor) for row, factor in zip(rows, by)]:
+            e.put(x * factor, row, i, mask)
+        return carried
+
+    _vectors(e, w, body, [])
+
+
+# tops(n, w, stride, x, y): y[r] = the largest of row r.  weights(n, w, stride, x, y, top, a): x = exp(a*x - top[r]), y[r] its sum
+tops = _rows("p", _reduced(lambda x, y: x.where(x > y, y), NONE, _itself))
+weights = _rows("ppf", _reduced(add, 0.0, _weight))
+scale_rows = _rows("p", _scaled)  # scale_rows(n, w, stride, x, factors)
+
+
+def _merged(old: V, new: V, a: V) -> tuple[V, V, V]:
+    """The larger of two maxima, what is subtracted from scores (0 for rows that see nothing), and the factor of sums so far."""
+    new = new * a
+    top = old.where(old > new, new)
+    less = top.where(top > NONE, 0.0)
+    return top, less, F.exp(old - less)
+
+
+merge = loop_of("pppppf", each(_merged, "vv", writes=3))  # merge(n, old, new, top, less, factor, a)
+add_sums = elementwise(lambda total, factor, s: total * factor + s, "vvv")
+inverse = elementwise(lambda total: (1 / total).where(total > 0, 0.0), "v")
+log_sum = elementwise(lambda top, total: (top + F.log(total)).where(total > 0, 0.0), "vv")
 
 
 def _slopes(bent: bool, biased: bool):  # type: ignore[no-untyped-def]
@@ -56,6 +146,13 @@ def end_of_keys(i, length, causal):
 
 
 @njit(inline=True)
+def seen(i, j, w, length, causal, window):
+    """The keys of a block of w from j on that query i sees: first, and behind the last."""
+    lo = min(max(first_key(i, window) - j, 0), w)
+    return lo, max(min(end_of_keys(i, length, causal) - j, w), lo)
+
+
+@njit(inline=True)
 def block_of(S):
     """The stride of turned keys, the keys of a block, and its queries."""
     stride = (S + 15) // 16 * 16
@@ -63,12 +160,12 @@ def block_of(S):
 
 
 @njit(inline=True)
-def outside(row, lo, hi, n):
-    """Weights of 0 for what a query does not see of a block."""
+def outside(row, lo, hi, n, value):
+    """Set what a query does not see of a block."""
     if lo > 0:
-        fill(lo, row, like(row, 0))
+        fill(lo, row, like(row, value))
     if hi < n:
-        fill(n - hi, at(row, hi), like(row, 0))
+        fill(n - hi, at(row, hi), like(row, value))
 
 
 # ---------------------------------------------------------------- forward
@@ -79,7 +176,9 @@ def head_forward(
     """y of one head of one sample; rows of q, of k and v, and of y are qs, ks and ys apart."""
     stride, most, tall = block_of(S)
     turns, x = ws, at(ws, D * stride)
-    top, total = at(x, tall * most), at(x, tall * most + tall)
+    top = at(x, tall * most)
+    total, new, less, factor = at(top, tall), at(top, 2 * tall), at(top, 3 * tall), at(top, 4 * tall)
+    by = like(y, 1) if biased or cap > 0 else a  # what scores are still multiplied by
     turned(length, D, k, ks, turns, stride)
     for i in range(0, T, tall):
         n = min(tall, T - i)
@@ -90,44 +189,32 @@ def head_forward(
         for j in range(start, stop, most):
             w = min(most, stop - j)
             gemm(n, w, D, at(q, i * qs), qs, 1, at(turns, j), stride, 1, x, most, x, most, 0, ws, 0)
-            for r in range(n):
-                row = at(x, r * most)
-                lo, hi = max(first_key(i + r, window) - j, 0), min(end_of_keys(i + r, length, causal) - j, w)
-                by, new = a, like(y, NONE)
-                if lo < hi:
-                    seen = at(row, lo)
-                    if biased:
-                        own = at(bias, (i + r) * S + j + lo)
-                        if cap > 0:
-                            bend_and_add(hi - lo, seen, own, seen, a, cap)
-                        else:
-                            times_and_add(hi - lo, seen, own, seen, a)
-                        by = like(y, 1)
+            if cap > 0 or biased or first_key(i + n - 1, window) > j or end_of_keys(i, length, causal) < j + w:
+                for r in range(n):
+                    lo, hi = seen(i + r, j, w, length, causal, window)
+                    row, own = at(x, r * most + lo), at(bias, (i + r) * S + j + lo)
+                    if biased and cap > 0:
+                        bend_and_add(hi - lo, row, own, row, a, cap)
+                    elif biased:
+                        times_and_add(hi - lo, row, own, row, a)
                     elif cap > 0:
-                        bend(hi - lo, seen, seen, a, cap)
-                        by = like(y, 1)
-                    new = rtop(hi - lo, seen) * by
-                    new = top[r] if top[r] > new else new
-                if lo >= hi or new == like(y, NONE):  # no key, or none with a weight
-                    fill(w, row, like(y, 0))
-                    continue
-                added = weights(hi - lo, seen, seen, by, new)
-                if top[r] != new and j > start:
-                    less = exp(top[r] - new)
-                    total[r] *= less
-                    scale(D, at(yi, r * ys), at(yi, r * ys), less)
-                total[r] += added
-                top[r] = new
-                outside(row, lo, hi, w)
+                        bend(hi - lo, row, row, a, cap)
+                    outside(at(x, r * most), lo, hi, w, NONE)
+            tops(n, w, most, x, new)
+            merge(n, top, new, top, less, factor, by)
+            weights(n, w, most, x, new, less, by)
+            add_sums(n, total, factor, new, total)
+            if j > start:
+                scale_rows(n, D, ys, yi, factor)
             gemm(n, D, w, x, most, 1, at(v, j * ks), ks, 1, yi, ys, yi, ys, 1 if j > start else 0, ws, 0)
-        for r in range(n):
-            nothing = total[r] == like(y, 0)
-            if nothing:
+        if start < stop:
+            inverse(n, total, factor)
+            scale_rows(n, D, ys, yi, factor)
+        else:
+            for r in range(n):
                 fill(D, at(yi, r * ys), like(y, 0))
-            else:
-                scale(D, at(yi, r * ys), at(yi, r * ys), like(y, 1) / total[r])
-            if keep:
-                lse[i + r] = like(y, 0) if nothing else top[r] + log(total[r])
+        if keep:
+            log_sum(n, top, total, at(lse, i))
 
 
 @njit(inline=True)
@@ -224,9 +311,7 @@ def group_backward(
                 gemm(n, w, D, qi, qs, 1, at(turned_k, j), stride, 1, x, most, x, most, 0, ws, 0)
                 gemm(n, w, D, dyi, ys, 1, at(turned_v, j), stride, 1, dp, most, dp, most, 0, ws, 0)
                 for r in range(n):
-                    lo, hi = max(first_key(i + r, window) - j, 0), min(end_of_keys(i + r, length, causal) - j, w)
-                    lo = min(lo, w)
-                    hi = max(lo, hi)
+                    lo, hi = seen(i + r, j, w, length, causal, window)
                     p, s, l = at(x, r * most + lo), at(dp, r * most + lo), lse[h * T + i + r]
                     if biased:
                         b = at(bias, (h * apart + i + r) * S + j + lo)
@@ -238,8 +323,8 @@ def group_backward(
                         bent_alone(hi - lo, p, s, p, s, a, l, own[r], cap)
                     else:
                         plain(hi - lo, p, s, p, s, a, l, own[r], cap)
-                    outside(at(x, r * most), lo, hi, w)
-                    outside(at(dp, r * most), lo, hi, w)
+                    outside(at(x, r * most), lo, hi, w, 0)
+                    outside(at(dp, r * most), lo, hi, w, 0)
                 new = max(min(met - j, w), 0)
                 if has_v:
                     add_rows(new, w, n, D, x, most, dyi, ys, at(dv, j * ks), ks, ws)

@@ -36,7 +36,7 @@ def _blocks(keys: Any, D: Any, turned: int, rows: int) -> Any:
 
 
 def fwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
-    n = 0 if on.gpu else _blocks(getattr(w, "S", w.T), w.D, 1, 2)
+    n = 0 if on.gpu else _blocks(getattr(w, "S", w.T), w.D, 1, 5)
     return n, n
 
 
