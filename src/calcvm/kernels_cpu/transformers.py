@@ -16,11 +16,15 @@ from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, like, njit, share, trap
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elementwise, fill, loop_of, rdot
+from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elementwise, fill, loop_of
 from calcvm.kernels_cpu._simd import transpose
 from calcvm.kernels_cpu._vectors import c64
 
-QUERIES, KEYS, FEW = 24, 256, 128  # of a block of scores, with twice as many queries for FEW keys: as in ops.transformers
+QUERIES, KEYS, FEW = (
+    24,
+    256,
+    128,
+)  # of a block of scores, with twice as many queries for FEW keys: as in ops.transformers
 BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
@@ -31,43 +35,50 @@ times_and_add = elementwise(lambda x, b, a: x * a + b, "vv", "f")
 
 
 # ---------------------------------------------------------------- rows of scores
-def _rows(kinds: str, emit: Callable) -> Any:
-    """A loop ``rows(n, w, stride, x, ...)`` over n rows of w elements, four at a time: ``emit(e, w, rows, places, ...)``.
+def _rows(matrices: int, kinds: str, emit: Callable) -> Any:
+    """A loop ``rows(n, w, stride, x, ..., more...)`` over n rows of w elements of matrices, four at a time.
 
-    Rows past the end repeat the last; what they store is the same.
+    ``emit(e, w, rows, places, more...)`` has four rows of each matrix.  Rows past the end repeat the last; what they store is the same.
     """
 
-    def of(e: Any, n: Any, w: Any, stride: Any, x: Any, *more: Any) -> None:
-        b = e.b
-        last = b.sub(n, c64(1))
+    def of(e: Any, n: Any, w: Any, *args: Any) -> None:
+        b, last, last_of = e.b, e.b.sub(n, c64(1)), 2 * matrices
 
         def four(r: Any, carried: list) -> list:
             each_of = [b.add(r, c64(k)) for k in range(4)]
             places = [b.select(b.icmp_signed("<", i, last), i, last) for i in each_of]
-            emit(e, w, [b.gep(x, [b.mul(i, stride)]) for i in places], places, *more)
+            rows = [
+                [b.gep(x, [b.mul(i, stride)]) for i in places] for stride, x in zip(args[:last_of:2], args[1:last_of:2])
+            ]
+            emit(e, w, rows, places, *args[last_of:])
             return carried
 
         counting(b, c64(0), n, 4, [], four)
 
-    return loop_of("iip" + kinds, of)
+    return loop_of("i" + "ip" * matrices + kinds, of)
 
 
-def _reduced(combine: Callable, initial: float, term: Callable) -> Callable:
-    """Emits y[r] = the terms ``term(x, r)`` of row r combined, for four rows; a term may be stored in place."""
+def _splat(e: Any, p: Any, i: Any) -> V:
+    """Element i in all lanes."""
+    return V(e.b, e.splat(e.b.load(e.b.gep(p, [i]))))
+
+
+def _reduced(combine: Callable, initial: float, term: Callable, store: bool = False) -> Callable:
+    """Emits y[r] = the terms of row r combined, ``term(e, r, more...)`` being a function of elements; ``store`` : in the matrix."""
 
     def emit(e: Any, w: Any, rows: list, places: list, y: Any, *more: Any) -> None:
         b, neutral = e.b, ir.Constant(e.vec, [initial] * e.lanes)
-        given = [term(e, i, *more) for i in places]
+        terms = [term(e, i, *more) for i in places]
 
         def body(i: Any, left: Any, carried: list) -> list:
             mask = None if left is None else e.below(left)
-            terms = [of(e.get(row, i, mask)) for row, (of, _) in zip(rows, given)]
-            for row, x, (_, store) in zip(rows, terms, given):
-                if store:
+            made = [of(*(e.get(x, i, mask) for x in xs)) for of, xs in zip(terms, zip(*rows))]
+            if store:
+                for x, row in zip(made, rows[0]):
                     e.put(x, row, i, mask)
             if mask is not None:
-                terms = [V(b, b.select(mask, x.v, neutral)) for x in terms]
-            return [combine(V(b, old), x).v for old, x in zip(carried, terms)]
+                made = [V(b, b.select(mask, x.v, neutral)) for x in made]
+            return [combine(V(b, old), x).v for old, x in zip(carried, made)]
 
         for i, v in zip(places, _vectors(e, w, body, [neutral] * 4)):
             b.store(_horizontal(e, v, combine), b.gep(y, [i]))
@@ -75,31 +86,53 @@ def _reduced(combine: Callable, initial: float, term: Callable) -> Callable:
     return emit
 
 
-def _itself(e: Any, i: Any) -> tuple[Callable, bool]:
-    return lambda x: x, False
+def _changed(term: Callable) -> Callable:
+    """Emits new values of all matrices, which ``term(e, r, more...)`` gives from the old ones."""
+
+    def emit(e: Any, w: Any, rows: list, places: list, *more: Any) -> None:
+        terms = [term(e, i, *more) for i in places]
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            made = [of(*(e.get(x, i, mask) for x in xs)) for of, xs in zip(terms, zip(*rows))]
+            for new, xs in zip(made, zip(*rows)):
+                for x, row in zip(new, xs):
+                    e.put(x, row, i, mask)
+            return carried
+
+        _vectors(e, w, body, [])
+
+    return emit
 
 
-def _weight(e: Any, i: Any, top: Any, a: Any) -> tuple[Callable, bool]:
-    by, most = V(e.b, e.splat(a)), V(e.b, e.splat(e.b.load(e.b.gep(top, [i]))))
-    return lambda x: F.exp(x * by - most), True
+def _weight(e: Any, i: Any, top: Any, a: Any) -> Callable:
+    by, most = V(e.b, e.splat(a)), _splat(e, top, i)
+    return lambda x: F.exp(x * by - most)
 
 
-def _scaled(e: Any, w: Any, rows: list, places: list, factors: Any) -> None:
-    by = [V(e.b, e.splat(e.b.load(e.b.gep(factors, [i])))) for i in places]
-
-    def body(i: Any, left: Any, carried: list) -> list:
-        mask = None if left is None else e.below(left)
-        for x, row, factor in [(e.get(row, i, mask), row, factor) for row, factor in zip(rows, by)]:
-            e.put(x * factor, row, i, mask)
-        return carried
-
-    _vectors(e, w, body, [])
+def _factor(e: Any, i: Any, factors: Any) -> Callable:
+    by = _splat(e, factors, i)
+    return lambda x: (x * by,)
 
 
-# tops(n, w, stride, x, y): y[r] = the largest of row r.  weights(n, w, stride, x, y, top, a): x = exp(a*x - top[r]), y[r] its sum
-tops = _rows("p", _reduced(lambda x, y: x.where(x > y, y), NONE, _itself))
-weights = _rows("ppf", _reduced(add, 0.0, _weight))
-scale_rows = _rows("p", _scaled)  # scale_rows(n, w, stride, x, factors)
+def _slope(e: Any, i: Any, lse: Any, own: Any, a: Any) -> Callable:
+    by, l, less = V(e.b, e.splat(a)), _splat(e, lse, i), _splat(e, own, i)
+
+    def of(x: V, dp: V) -> tuple[V, V]:
+        p = F.exp(x * by - l)
+        return p, p * (dp - less) * by
+
+    return of
+
+
+# tops(n, w, stride, x, y): y[r] = the largest of row r.  dots(n, w, stride, x, stride, y, z): z[r] = the product of two rows.
+# weights(n, w, stride, x, y, top, a): x = exp(a*x - top[r]), y[r] its sum.  scale_rows(n, w, stride, x, factors).
+# slopes(n, w, stride, x, stride, dp, lse, own, a): x = exp(a*x - lse[r]), dp = x*(dp - own[r])*a
+tops = _rows(1, "p", _reduced(lambda x, y: x.where(x > y, y), NONE, lambda e, i: lambda x: x))
+dots = _rows(2, "p", _reduced(add, 0.0, lambda e, i: lambda x, y: x * y))
+weights = _rows(1, "ppf", _reduced(add, 0.0, _weight, store=True))
+scale_rows = _rows(1, "p", _changed(_factor))
+slopes = _rows(2, "ppf", _changed(_slope))
 
 
 def _merged(old: V, new: V, a: V) -> tuple[V, V, V]:
@@ -117,7 +150,7 @@ log_sum = elementwise(lambda top, total: (top + F.log(total)).where(total > 0, 0
 
 
 def _slopes(bent: bool, biased: bool):  # type: ignore[no-untyped-def]
-    """A loop ``slopes(n, x, dp, [bias], p, s, a, lse, own, cap)``: weights p, and gradients s of the products x."""
+    """A loop ``(n, x, dp, [bias], p, s, a, lse, own, cap)`` over a row: weights p, and gradients s of the products x."""
 
     def formula(x, dp, *more):  # type: ignore[no-untyped-def]
         a, lse, own, cap = more[-4:]
@@ -131,7 +164,7 @@ def _slopes(bent: bool, biased: bool):  # type: ignore[no-untyped-def]
     return loop_of("p" * (len(reads) + 2) + "ffff", each(formula, reads, writes=2))
 
 
-plain, biased_alone, bent_alone, bent_and_biased = (_slopes(*how) for how in ((0, 0), (0, 1), (1, 0), (1, 1)))
+biased_alone, bent_alone, bent_and_biased = _slopes(False, True), _slopes(True, False), _slopes(True, True)
 
 
 # ---------------------------------------------------------------- what a query sees
@@ -300,8 +333,7 @@ def group_backward(
                 at(dy, i * ys + h * D),
                 at(dq, i * qs + h * D),
             )
-            for r in range(n):
-                own[r] = rdot(D, at(yi, r * ys), at(dyi, r * ys))
+            dots(n, D, ys, yi, ys, dyi, own)
             start, stop = first_key(i, window), end_of_keys(i + n - 1, length, causal)
             if has_q and start >= stop:
                 for r in range(n):
@@ -310,21 +342,22 @@ def group_backward(
                 w = min(most, stop - j)
                 gemm(n, w, D, qi, qs, 1, at(turned_k, j), stride, 1, x, most, x, most, 0, ws, 0)
                 gemm(n, w, D, dyi, ys, 1, at(turned_v, j), stride, 1, dp, most, dp, most, 0, ws, 0)
-                for r in range(n):
+                some = first_key(i + n - 1, window) > j or end_of_keys(i, length, causal) < j + w
+                for r in range(n if some or cap > 0 or biased else 0):
                     lo, hi = seen(i + r, j, w, length, causal, window)
                     p, s, l = at(x, r * most + lo), at(dp, r * most + lo), lse[h * T + i + r]
-                    if biased:
-                        b = at(bias, (h * apart + i + r) * S + j + lo)
-                        if cap > 0:
-                            bent_and_biased(hi - lo, p, s, b, p, s, a, l, own[r], cap)
-                        else:
-                            biased_alone(hi - lo, p, s, b, p, s, a, l, own[r], cap)
+                    b = at(bias, (h * apart + i + r) * S + j + lo)
+                    if biased and cap > 0:
+                        bent_and_biased(hi - lo, p, s, b, p, s, a, l, own[r], cap)
+                    elif biased:
+                        biased_alone(hi - lo, p, s, b, p, s, a, l, own[r], cap)
                     elif cap > 0:
                         bent_alone(hi - lo, p, s, p, s, a, l, own[r], cap)
-                    else:
-                        plain(hi - lo, p, s, p, s, a, l, own[r], cap)
-                    outside(at(x, r * most), lo, hi, w, 0)
-                    outside(at(dp, r * most), lo, hi, w, 0)
+                    outside(at(x, r * most), lo, hi, w, 0 if cap > 0 or biased else NONE)
+                    if cap > 0 or biased:
+                        outside(at(dp, r * most), lo, hi, w, 0)
+                if not (cap > 0 or biased):
+                    slopes(n, w, most, x, most, dp, at(lse, h * T + i), own, a)
                 new = max(min(met - j, w), 0)
                 if has_v:
                     add_rows(new, w, n, D, x, most, dyi, ys, at(dv, j * ks), ks, ws)
