@@ -22,13 +22,13 @@ from calcvm.ops.spec import EQUATION
 from calcvm.ops.types import FLOAT
 
 __all__ = [
-    "abs", "accuracy", "acos", "add", "asin", "atan", "binary_cross_entropy", "cast", "ceil", "center",
+    "abs", "accuracy", "acos", "add", "asin", "atan", "attention", "binary_cross_entropy", "cast", "ceil", "center",
     "carry", "channels_first", "channels_last", "clip", "concat", "cos", "cosh", "cumsum", "div", "dropout", "dropout2d", "elu",
     "equal", "erf", "exp", "expand_dims", "expm1", "flatten", "floor", "gelu", "greater", "greater_equal",
     "hard_sigmoid", "hard_swish", "huber", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log1p",
     "log_cosh", "log_softmax", "logcumsumexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp",
     "mae", "matmul", "max", "maximum", "mean", "min", "minimum", "mish", "mod", "mse", "mul", "neg", "not_equal",
-    "pick", "pow", "prelu", "relu", "relu6", "reshape", "rms_norm", "rmse", "round", "selu", "sigmoid", "sign", "silu",
+    "pick", "pow", "prelu", "relu", "relu6", "reshape", "rms_norm", "rmse", "rotary", "round", "selu", "sigmoid", "sign", "silu",
     "sin", "sinh", "slice", "softmax", "softmax_cross_entropy", "softplus", "split", "sqrt", "square", "squeeze",
     "stack", "std", "stop_gradient", "sub", "sum", "sum_squares", "tan", "tanh", "transpose", "var", "where",
 ]  # fmt: skip
@@ -472,6 +472,116 @@ def rms_norm(x: Variable, scale: Variable | None = None, normalized_axes: int = 
 def _of_last(name: str, axes: Any, eps: Any) -> dict[str, Any]:
     axes = checks.integer(f"{name}: normalized_axes", axes, 1, 64)
     return {"axes": axes, "eps": checks.number(f"{name}: eps", eps, 0, 1e30)}
+
+
+def attention(
+    q: Variable,
+    k: Variable | None = None,
+    v: Variable | None = None,
+    *,
+    heads: int,
+    kv_heads: int | None = None,
+    causal: bool = False,
+    lengths: Variable | None = None,
+    bias: Any = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Variable:
+    """softmax(scale * q k^T + bias) v of each head, as linear layers leave q, k and v: heads lie side by side on the last axis.
+
+    The scores are never stored, in the backward either, so that memory is linear in the number of steps.
+
+    Parameters
+    ----------
+    q : Variable, shape (N, T, heads * d)
+        Queries.  Without k and v: all three, shape (N, T, (heads + 2 * kv_heads) * d), first q, then k, then v.
+    k, v : Variable, shape (N, S, kv_heads * d)
+        Keys and values.
+    heads, kv_heads : int
+        Heads of queries; of keys and values, if fewer: each serves ``heads / kv_heads`` neighbouring heads of queries.
+    causal : bool
+        Whether query i sees keys 0 to i alone, also if there are not as many keys as queries (PyTorch's ``is_causal``).
+    lengths : Variable, shape (N,), integers from 0 to S
+        The keys of each sample, those behind are not seen.  A query that sees no key gives 0, with a gradient of 0.
+    bias : Variable or ndarray, shape (T, S), (heads, T, S), (N, heads, T, S) or with 1 in place of N or heads
+        Added to the scores; -inf hides a key.  It has no gradient.
+    window : int
+        With ``causal``: a query sees the last ``window`` keys, its own included.
+    softcap : float
+        Scores are ``softcap * tanh(score / softcap)`` before the bias is added.
+    scale : float
+        Positive; default 1 / sqrt(d).
+
+    Raises
+    ------
+    ShapeError : the shapes do not fit, or a window is given without ``causal``.
+    CalcError : the bias is a condition.
+
+    Examples
+    --------
+    >>> import calcvm as cv
+    >>> g = cv.CalcGraph()
+    >>> qkv, lengths = g.placeholder("qkv", (None, 10, 3 * 64)), g.placeholder("lengths", (None,), "int64")
+    >>> with g.path("look"):
+    ...     print(cv.attention(qkv, heads=4, causal=True, lengths=lengths))
+    attention_packed (B, 10, 64)
+
+    References
+    ----------
+    Vaswani et al. 2017.  Online softmax: Milakov and Gimelshein 2018.  Backward: Dao et al. 2022.
+    """
+    if (k is None) != (v is None):
+        raise CalcError("attention: k and v are given both, or neither if q holds all three")
+    if str(getattr(bias, "type", getattr(bias, "dtype", ""))) == "bool":
+        raise CalcError("attention: the bias is added to scores: for a mask write cv.where(mask, 0.0, -numpy.inf)")
+    packed = k is None
+    return apply(
+        "attention_packed" if packed else "attention", *((q,) if packed else (q, k, v)), lengths, bias, heads=heads,
+        kv_heads=kv_heads, causal=causal, window=window, softcap=softcap, scale=scale,
+    )  # fmt: skip
+
+
+def rotary(x: Variable, heads: int, base: float = 10000.0) -> Variable:
+    """x with its heads turned by angles that grow with the step, so that products of queries and keys see their distance.
+
+    Element c of the first half of a head and of the second are turned by ``t * base**(-2 c / d)`` at step t.
+
+    Parameters
+    ----------
+    x : Variable, shape (N, T, heads * d), d even
+        Queries or keys of `attention`, T a number.
+    heads : int
+    base : float
+
+    Raises
+    ------
+    ShapeError : the shape does not fit.
+
+    Examples
+    --------
+    >>> import calcvm as cv
+    >>> g = cv.CalcGraph()
+    >>> q, k, v = (g.placeholder(name, (None, 10, 64)) for name in "qkv")
+    >>> with g.path("look"):
+    ...     print(cv.attention(cv.rotary(q, heads=4), cv.rotary(k, heads=4), v, heads=4))
+    attention (B, 10, 64)
+
+    References
+    ----------
+    Su et al. 2021, with the halves of a head as in GPT-NeoX and Llama.
+    """
+    checks.one_of("rotary", x, Variable, "a variable")
+    heads, base = checks.integer("rotary: heads", heads), checks.number("rotary: base", base, 0, ends="()")
+    if x.rank != 3 or not (x.shape[1].constant and x.shape[2].constant) or x.shape[2].b % (2 * heads):
+        raise ShapeError(f"rotary of {x}: it must be (N, T, {heads} heads * an even size), T a number")
+    T, half = x.shape[1].b, x.shape[2].b // (2 * heads)
+    angles = np.outer(np.arange(T), base ** (-np.arange(half) / half))
+    known, name = x.graph.variables, f"{{}}_{T}_{half}_{base:g}"
+    tables = [
+        known.get(name.format(f)) or x.graph.constant(name.format(f), getattr(np, f)(angles)) for f in ("cos", "sin")
+    ]
+    return apply("rotary", x, *tables, heads=heads)
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:

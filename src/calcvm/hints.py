@@ -180,6 +180,8 @@ CALLS = {
     "Hyper.__call__": 'model.hyper["learning_rate"] is of path learn, model.hyper(path)["learning_rate"] of another',
     "Linear": "the input's size is known, PyTorch's nn.Linear(4, 8) is nn.Linear(8); an activation is a layer, nn.Linear(8) >> nn.ReLU()",
     "Model.fit": "epochs are given by name, fit(X, y, epochs=10), and the batch size to the model, cv.Model(..., batch_size=32)",
+    "MultiHeadAttention": "the input's size is known, PyTorch's nn.MultiheadAttention(64, 4) is nn.MultiHeadAttention(4)",
+    **{f"Transformer{kind}coderLayer": f"the input's size is known, PyTorch's (64, 4) is nn.Transformer{kind}coderLayer(4)" for kind in ("En", "De")},
     "split": _AXIS, "cumsum": _AXIS, "logcumsumexp": _AXIS,
     "BatchNorm": _NORM, "GroupNorm": "the input's sizes are known, write nn.GroupNorm(4)", "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
 }  # fmt: skip
@@ -217,6 +219,8 @@ NAMES: dict[str, dict[str, str]] = {
         "SpatialDropout2D": "nn.Dropout2d", "Identity": "nn.Sequential()", "LazyLinear": "nn.Linear", "ModuleList": "a list of layers",
         "Normalization": "nn.Standardize", "Parameter": 'self.parameter(x, "weight", shape) in the build of an nn.Layer',
         "RandomFlip": "nn.RandomHorizontalFlip", "RandomTranslation": "nn.RandomShift", "Rescaling": "nn.Scale",
+        "MultiheadAttention": "nn.MultiHeadAttention", "Attention": "nn.MultiHeadAttention",
+        "TransformerEncoder": "a list of nn.TransformerEncoderLayer", "TransformerDecoder": "nn.TransformerDecoderLayer, in a custom layer",
         "RMSNormalization": "nn.RMSNorm", "Unflatten": "nn.Reshape", "functional": "cv.relu and other functions of cv",
         **{name: f'cv.Model(..., loss="{FIGURES[name[:-4].lower()]}")' for name in (
             "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss",
@@ -228,7 +232,7 @@ NAMES: dict[str, dict[str, str]] = {
         "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
         "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
         "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.take_along_axis",
-        "index_select": "cv.take", "index_add": "cv.scatter_add", "scatter": "cv.scatter_add", "topk": "cv.top_k", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
+        "index_select": "cv.take", "index_add": "cv.scatter_add", "scatter": "cv.scatter_add", "topk": "cv.top_k", "scaled_dot_product_attention": "cv.attention, with heads on the last axis", "unsqueeze": "cv.expand_dims", "chunk": "cv.split", "array_split": "cv.split",
         "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
         "DataLoader": "model.fit(X, y), or an iterable of batches", "MLPClassifier": "calcvm.sklearn.MLPClassifier",
         "MLPRegressor": "calcvm.sklearn.MLPRegressor", "StandardScaler": "nn.Standardize", "device": 'cv.Model(..., device="cuda")',
@@ -292,10 +296,7 @@ NAMES: dict[str, dict[str, str]] = {
 # Names that calcvm has no counterpart for, and what to do instead.
 NONE_YET = {
     **dict.fromkeys((
-        "Attention", "ConvLSTM2D", "GRUCell", "LSTMCell", "MultiHeadAttention",
-        "MultiheadAttention", "RNNCell", "TimeDistributed", "Transformer", "TransformerDecoder",
-        "TransformerEncoder", "TransformerEncoderLayer", "attention",
-        "fft", "norm", "prod", "repeat", "scaled_dot_product_attention", "tile", "unique",
+        "ConvLSTM2D", "GRUCell", "LSTMCell", "RNNCell", "TimeDistributed", "Transformer", "fft", "norm", "prod", "repeat", "tile", "unique",
     ), ""),
     **dict.fromkeys((
         "log10", "log2",

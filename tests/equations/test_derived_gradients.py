@@ -40,6 +40,8 @@ MOST = 1.25  # times the operations of what is written by hand, and its large ar
 
 # Why what is derived costs more.
 DEARER = {
+    "attention": "the sum of the gradients of weights is over keys, and not over the elements of a head",
+    "attention_packed": "the same",
     "adaptive_max_pool": "a place is solved for the window, whose index the forward has kept",
     "global_max_pool": "the same",
     "avg_pool": "a zero beyond the ends is asked for again where a count is divided by",

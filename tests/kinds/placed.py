@@ -141,6 +141,8 @@ class Placed:
     def _draw(self, slot: str, shape: Sequence[int | None], rng: np.random.Generator) -> np.ndarray:
         if slot in self.example.integer:
             classes = self.example.integer[slot] if self.example.shapes[0][-1] is not None else 1
+            if slot == "lengths" and None in [x[1] for x in self.example.shapes if len(x) == 3]:
+                classes = 2  # as many keys as samples: one at least
             return rng.integers(0, classes, shape).astype(float)
         return rng.uniform(self.example.low, self.example.high, shape)
 

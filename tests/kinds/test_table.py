@@ -88,14 +88,15 @@ def check(placed: Placed, program: cv.Program, batch: int, accumulate: bool) -> 
 def test_end_to_end(name: str, whole: bool) -> None:
     """Trained with gradients added up and without; unless --whole by turns."""
     ways = (False, True) if whole else (OPERATORS.index(name) % 2 == 0,)
+    batches = BATCHES[1:] if name == "batch_norm" else BATCHES  # it does not train on one value per channel
     for placed in chosen(name, whole):
         for accumulate in ways if placed.trains else (False,):
             program = cv.compile(
                 placed.graph(), batch_size=max(BATCHES), dtype="float64", workers=3, accumulate=accumulate, keep=["y"]
             )
-            for batch in BATCHES:
+            for batch in batches:
                 check(placed, program, batch, accumulate)
-            races(program, placed.inputs, batches=BATCHES, teams=(2, 3), draws=0)
+            races(program, placed.inputs, batches=batches, teams=(2, 3), draws=0)
 
 
 @pytest.mark.parametrize("name", OPERATORS)

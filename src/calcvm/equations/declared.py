@@ -79,3 +79,12 @@ declare(
     types={"index": "int64"},
     backward={"du": "dy index"},
 )
+
+
+declare(  # the two halves of a head, p = 0 and 1, are turned; beyond them is 0
+    "rotary",
+    "y[n<N,t<T,h<H,p<2,c<C] = x[n,t,h,p,c]*cos[t,c] + (x[n, t, h, p - 1, c] - x[n, t, h, p + 1, c])*sin[t,c]",
+    "N T H C",
+    inputs="x cos sin",
+    backward={"dx": "dy cos sin"},
+)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # The search order: families that most programs need come first.
 FAMILIES = (
     "contraction",
+    "transformers",
     "losses",
     "optimizers",
     "elementwise",

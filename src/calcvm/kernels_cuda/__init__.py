@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "contraction",
+    "transformers",
     "convolution",
     "losses",
     "optimizers",

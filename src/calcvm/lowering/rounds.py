@@ -62,7 +62,7 @@ ELEMENTWISE = ("unary", "binary", "ternary")  # categories of operators
 # Operators whose result for a sample depends on that sample only.  Statistics of a batch are computed per round.
 BY_SAMPLE = frozenset(
     "conv conv_transpose avg_pool max_pool lp_pool global_avg_pool global_max_pool adaptive_avg_pool adaptive_max_pool upsample "
-    "pad local_response_norm group_norm instance_norm batch_norm batch_norm_inference center crop dropout_mask".split()
+    "pad rotary local_response_norm group_norm instance_norm batch_norm batch_norm_inference center crop dropout_mask".split()
 )
 
 
@@ -225,6 +225,10 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return _along(replace(one.pop(), at=at - len(y)), y)
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)
+    if name in ("attention", "attention_packed"):
+        first = all(axis.outer == 1 and axis.at == -len(shapes[slot]) for slot, axis in placed.items())
+        alone = kinds <= {SAME, SAMPLES} and not any(o.added for o in inputs.values())
+        return _along(replace(one.pop(), at=-len(y)), y) if first and alone else OTHER_
     if len(one) != 1:
         return OTHER_
     axis = one.pop()

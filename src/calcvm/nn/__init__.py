@@ -58,16 +58,23 @@ from calcvm.nn.layers import (
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
 from calcvm.nn.recurrent import GRU, LSTM, RNN
 from calcvm.nn.standardize import Standardize
+from calcvm.nn.transformers import (
+    MultiHeadAttention,
+    PositionalEmbedding,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
     "CausalConv1d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "Dropout", "Dropout2d", "ELU", "Embedding", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
-    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
+    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "MultiHeadAttention", "Normalize", "PReLU", "Pad",
+    "PositionalEmbedding",
     "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
-    "TiedLinear", "Upsample",
+    "TiedLinear", "TransformerDecoderLayer", "TransformerEncoderLayer", "Upsample",
 ]  # fmt: skip
 hints.hint(globals(), __all__)
 

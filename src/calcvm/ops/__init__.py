@@ -6,6 +6,7 @@ from __future__ import annotations
 # their order is the table's
 from calcvm.ops import (
     contraction,
+    transformers,
     convolution,
     elementwise,
     reduction,
@@ -28,6 +29,7 @@ FAMILIES = tuple(
     family.__name__.rpartition(".")[2]
     for family in (
         contraction,
+        transformers,
         convolution,
         elementwise,
         reduction,

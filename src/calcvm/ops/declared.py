@@ -364,3 +364,31 @@ operator(
     ),
     source="Knuth, The Art of Computer Programming 3, 5.2.3 (heapsort); NaN is the largest, and of equals the first comes first",
 )
+
+
+# ---------------------------------------------------------------- of positions
+def _turned(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x, cos, sin = shapes["x"], shapes["cos"], shapes["sin"]
+    size = 2 * attrs["heads"] * cos[-1].b if len(cos) == 2 and cos[-1].constant else 0
+    if len(x) != 3 or cos != sin or cos[:1] != x[1:2] or x[-1] != size:
+        raise ValueError(
+            f"x {show(x)} is not (samples, steps, {attrs['heads']} heads of an even size), with cos {show(cos)} and sin "
+            f"{show(sin)} of a step and of half a head"
+        )
+    return {"N": x[0], "T": x[1], "H": attrs["heads"], "C": cos[-1]}
+
+
+declared(
+    DECLARED["rotary"],
+    lambda shapes, attrs: (_turned(shapes, attrs), same_shape(shapes, attrs))[1],
+    _turned,
+    category="elementwise",
+    attrs=(Attr(name="heads", default=1, check=lambda v: type(v) is int and v >= 1, doc="heads along the last axis"),),
+    onnx=("RotaryEmbedding",),
+    examples=(
+        Example(shapes=((None, 3, 8), (3, 2), (3, 2)), attrs={"heads": 2}),
+        Example(shapes=((2, 1, 14), (1, 7), (1, 7))),
+        Example(shapes=((None, 32, 64), (32, 8), (32, 8)), attrs={"heads": 4}, batch=8, bench=True),
+    ),
+    source="Su et al. 2021, with the halves of a head as in GPT-NeoX and Llama",
+)

@@ -12,4 +12,5 @@ from calcvm.script import (  # noqa: F401  (each registers the writers of a fami
     reduction,
     shape,
     stated,
+    transformers,
 )

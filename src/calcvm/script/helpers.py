@@ -465,6 +465,49 @@ def recurrent_weights(y, h0, lengths, dz, dmore, reverse):
     return before.reshape(-1, size).T @ of_h.reshape(n * T, -1), of_h.sum((0, 1))
 
 
+# ---------------------------------------------------------------- attention
+def scores(q, k, scale, causal=False, window=None, softcap=None, lengths=None, bias=None):
+    """Scores of queries (N, T, G, R, D) and keys (N, S, G, D), -inf for keys that are not seen, and the slope of the cap."""
+    z, slope = np.einsum("nigrc,njgc->ngrij", q, k) * scale, 1
+    if softcap is not None:
+        bent = np.tanh(z / softcap)
+        z, slope = softcap * bent, 1 - bent**2
+    if bias is not None:
+        z = z + bias
+    t, s = z.shape[-2:]
+    i, j = np.arange(t)[:, None], np.arange(s)
+    seen = j < (s if lengths is None else lengths.reshape(-1, 1, 1, 1, 1))
+    if causal:
+        seen = seen & (j <= i) & (i - j < (window or t))
+    return np.where(seen, z, -np.inf), slope
+
+
+def attention(q, k, v, **how):
+    """Values weighed by exp of their scores, heads side by side, and the log of the weights' sum; 0 where no key is seen."""
+    z, _ = scores(q, k, **how)
+    top = z.max(-1, keepdims=True)
+    top = np.where(top > -np.inf, top, 0)
+    p = np.exp(z - top)
+    total = p.sum(-1, keepdims=True)
+    total = np.where(total > 0, total, 1)
+    y = np.einsum("ngrij,njgc->nigrc", p / total, v)
+    return y.reshape(*y.shape[:2], -1), top + np.log(total)
+
+
+def attention_back(q, k, v, y, lse, dy, scale, **how):
+    """The gradients of q, k and v, heads side by side."""
+    z, slope = scores(q, k, scale, **how)
+    p = np.exp(z - lse[..., None])
+    own = np.einsum("nigrc,nigrc->ngri", dy, y)[..., None]
+    s = p * (np.einsum("nigrc,njgc->ngrij", dy, v) - own) * scale * slope
+    found = (
+        np.einsum("ngrij,njgc->nigrc", s, k),
+        np.einsum("ngrij,nigrc->njgc", s, q),
+        np.einsum("ngrij,nigrc->njgc", p, dy),
+    )
+    return [d.reshape(*d.shape[:2], -1) for d in found]
+
+
 # ---------------------------------------------------------------- random numbers
 def mix(z):
     """SplitMix64's finalizer, in wrapping 64-bit integers."""
