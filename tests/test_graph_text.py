@@ -113,7 +113,7 @@ def test_random_graphs_are_read_back(kind: str, whole: bool) -> None:
 
 
 ZOO = {"lenet": (1, 28, 28), "resnet18": (3, 32, 32), "unet": (1, 32, 32)}
-OTHERS = {name: (3, 64, 64) for name in cv.zoo.__all__ if name not in ZOO} | {"overfeat": (3, 241, 241)}
+OTHERS = {name: (3, 64, 64) for name in cv.zoo.IMAGES if name not in ZOO} | {"overfeat": (3, 241, 241)}
 
 
 def test_networks_of_the_zoo_are_read_back(whole: bool) -> None:

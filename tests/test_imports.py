@@ -65,7 +65,20 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "gathers": ({"errors", "checks", "ops", "graph", "functions"}, {"numpy"}),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": (
-        {"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "gathers", "images", "sequences", "frozen"},
+        {
+            "errors",
+            "checks",
+            "hints",
+            "ops",
+            "init",
+            "optim",
+            "graph",
+            "functions",
+            "gathers",
+            "images",
+            "sequences",
+            "frozen",
+        },
         {"numpy"},
     ),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language

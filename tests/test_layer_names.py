@@ -35,7 +35,13 @@ def layers():
     }
     for name in nn.__all__:
         kind = getattr(nn, name)
-        if name in ("Layer", "Sequential", "Activation", "TiedLinear", "TransformerDecoderLayer"):  # the last two need another layer
+        if name in (
+            "Layer",
+            "Sequential",
+            "Activation",
+            "TiedLinear",
+            "TransformerDecoderLayer",
+        ):  # the last two need another layer
             continue
         axes = re.search(r"[123](?=d$)", name)
         flat = not (axes or name in images or re.match("Random|Adaptive|Global", name))

@@ -94,7 +94,7 @@ def test_the_memory_of_a_network_in_a_budget_is_what_its_plan_says(name, share, 
     assert found["planned"] == plan.heap_bytes
 
 
-@pytest.mark.parametrize("name", cv.zoo.__all__)
+@pytest.mark.parametrize("name", cv.zoo.IMAGES)
 def test_a_network_as_published_takes_what_its_plan_says(name, whole):
     if not whole:
         pytest.skip("takes --whole")

@@ -69,7 +69,7 @@ def test_it_trains_as_torchs(name, whole):
     train_alike(model, theirs, 0.01, x, y, of, rel=1e-6, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", zoo.__all__)
+@pytest.mark.parametrize("name", zoo.IMAGES)
 def test_what_does_not_fit_is_refused(name):
     for given in {"size": 7}, {"size": "28"}, {"width": 0}, {"classes": 2.5}:
         with pytest.raises(cv.CalcError, match=f"zoo.{name}: {[*given][0]} must be an integer"):

@@ -523,7 +523,6 @@ class Path(Answering):
     state_of: Path | None = field(default=None, repr=False)  # the path whose optimizer's state this one uses
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
     carries: dict[Variable, Variable] = field(default_factory=dict, repr=False)  # what a forward leaves in each carry
-    one_step: bool = False  # layers of sequences compute one step of each sample, from states that they carry
 
     def __repr__(self) -> str:
         of = f", which minimizes {self.loss.name!r}" if self.loss is not None else ""

@@ -209,10 +209,6 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return _product(op, inputs, placed, y)
     if op.spec.category == EQUATION:
         return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
-    if op.spec.category == "recurrent":
-        first = all(len(shapes[slot]) + axis.at == 0 and axis.outer == axis.inner == 1 for slot, axis in placed.items())
-        other = kinds - {SAME, SAMPLES} or any(o.added for o in inputs.values())
-        return _along(_Axis(-len(y), 1, 1), y) if first and not other and not {"wh", "b"} & placed.keys() else OTHER_
     one = {*placed.values()}
     if name == "inside" and placed.keys() == {"x"} and placed["x"].at == -1:
         return CONSTANT  # index itself, whatever x is
@@ -225,7 +221,7 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return _along(replace(one.pop(), at=at - len(y)), y)
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)
-    if name in ("attention", "attention_packed"):
+    if name in ("attention", "attention_packed") or op.spec.category == "recurrent":
         first = all(axis.outer == 1 and axis.at == -len(shapes[slot]) for slot, axis in placed.items())
         alone = kinds <= {SAME, SAMPLES} and not any(o.added for o in inputs.values())
         return _along(replace(one.pop(), at=-len(y)), y) if first and alone else OTHER_

@@ -19,10 +19,11 @@ from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
+from calcvm.model.generate import Sampler, generated, prompts_of
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
-from calcvm.model.roles import LEARN, PREDICT, Roles, trained_paths
+from calcvm.model.roles import LEARN, PREDICT, STREAM, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
@@ -348,6 +349,58 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     def run_steps(self, n: int, path: str | None = None) -> float: ...
     @overload
     def run_steps(self, n: int, *, order: Iterable[str]) -> dict[str, float]: ...
+    def generate(
+        self,
+        prompt: Any,
+        tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: int | None = None,
+    ) -> np.ndarray:
+        """Tokens that continue a prompt, each drawn by the softmax of the network's scores for the next one.
+
+        The model is made with ``stream=True``: its path "stream" takes one token, and keeps keys, values and states of those before.
+
+        Parameters
+        ----------
+        prompt : integers, shape (length,), or (n, length) for n prompts of one length, at most ``batch_size``
+        tokens : how many to draw.
+        temperature : scores are divided by it; 0 takes the best token.
+        top_k : only the best so many are drawn.
+        top_p : only the best ones are drawn that together have this probability.
+        seed : of the random numbers: the same seed draws the same tokens.
+        stop : a token at which to end: all after it are ``stop`` too.
+
+        Returns
+        -------
+        ndarray of int64, shape (tokens,) or (n, tokens)
+
+        Raises
+        ------
+        CalcError : the model has no path "stream", the prompt is not of integers, or all places have streams.
+        Trap : a token is outside the vocabulary, or there are more than the network has positions for.
+
+        Examples
+        --------
+        >>> text = np.frombuffer(b"abcabcabcabcabcabcabcabcabcabcabc", np.uint8) - ord("a")
+        >>> X, y = (np.lib.stride_tricks.sliding_window_view(text[i : len(text) - 1 + i], 8) for i in (0, 1))
+        >>> net = cv.zoo.char_lstm(3, width=8)
+        >>> model = cv.Model(net, input_shape=(8,), optimizer=cv.Adam(0.1), stream=True, seed=0)
+        >>> history = model.fit(X, y, epochs=20, progress=False)
+        >>> model.generate([0, 1], tokens=7, temperature=0)
+        array([2, 0, 1, 2, 0, 1, 2])
+        """
+        sampler, tokens = Sampler(temperature, top_k, top_p, seed), checks.integer("generate: tokens", tokens, 0)
+        stop = None if stop is None else checks.integer("generate: stop", stop, 0)
+        prompts, alone = prompts_of(prompt)
+        if STREAM not in self.loaded.paths:
+            raise CalcError('generate: the model has no path "stream": make it with cv.Model(..., stream=True)')
+        out = generated(self.stream(STREAM, batch=len(prompts)), prompts, tokens, sampler, stop)
+        return out[0] if alone else out
+
     @methods.native(_plain_run_steps)
     def run_steps(self, n: int, path: str | None = None, *, order: Iterable[str] | None = None) -> Any:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).

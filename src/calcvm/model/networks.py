@@ -295,7 +295,6 @@ def build_graph(
         judge(output, target, "")
     if stream:
         with g.path(STREAM, adopt=False) as steps:
-            steps.one_step = True
             step = g.placeholder("step", (None, *input_shape[1:]), input_dtype, channels_last)
             step = nn.Sequential(*before).build(step, "augment.", training=False)
             steps.output = network.build(step, training=False).rename("stream.output")

@@ -10,7 +10,7 @@ from calcvm import checks, images
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
-from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted
+from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted, one_step
 
 
 def _wanted(x: Variable, axes: int) -> str:
@@ -118,19 +118,18 @@ class CausalConv1d(Weighted):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        if x.rank not in (2, 3) or not all(size.constant for size in x.shape[1:]):
-            raise ShapeError(f"{scope}: the input {x} is not (N, steps, channels), or (N, channels) for one step")
+        step = one_step(x, scope)
         given = self._parameters(x, (self.channels, x.shape[-1].b, self.kernel), self.channels)
         before, steps = (self.kernel - 1) * self.dilation, x
-        if x.rank == 2:
+        if step:
             steps = F.expand_dims(x, 1)
             if before:
                 past = self.carry(x, "past", (before, *x.shape[1:]))
                 steps = F.concat([past, steps], axis=1)
                 F.carry(past, steps[:, 1:])
-        padding = ((before if x.rank == 3 else 0, 0),)
+        padding = ((0 if step else before, 0),)
         y = F.channels_last(images.conv1d(F.channels_first(steps), *given, padding=padding, dilation=self.dilation))
-        return y if x.rank == 3 else F.reshape(y, (None, self.channels))
+        return F.reshape(y, (None, self.channels)) if step else y
 
 
 class Conv2d(_Conv):

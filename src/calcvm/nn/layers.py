@@ -81,6 +81,24 @@ def _same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
 
+def one_step(x: Variable, scope: str) -> bool:
+    """Whether a layer of sequences (N, steps, features) is built on the next step of each sample, (N, features).
+
+    It then carries from step to step what it needs of those before, in a path that does not train.
+
+    Raises
+    ------
+    ShapeError : it is neither, or a path that trains has one step.
+    """
+    if x.rank not in (2, 3) or not all(n.constant for n in x.shape[1:]):
+        raise ShapeError(f"{scope}: the input {x} is not (N, steps, features), or (N, features) for one step")
+    if x.rank == 2 and x.graph.active.backward:
+        raise ShapeError(
+            f"{scope}: the input {x} is one step of each sample, and a path that trains takes sequences, (N, steps, features)"
+        )
+    return x.rank == 2
+
+
 class Layer(Answering):
     """Base class of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from calcvm import checks, sequences
 from calcvm import functions as F
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError
 from calcvm.graph import Variable
 from calcvm.init import Uniform
-from calcvm.nn.layers import LARGEST_SIZE, Layer
+from calcvm.nn.layers import LARGEST_SIZE, Layer, one_step
 
 
 @dataclass(repr=False, eq=False)
@@ -40,22 +40,17 @@ class _Recurrent(Layer):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        one_step = x.graph.active.one_step
-        wanted = "(N, features), one step of each sample" if one_step else "(N, steps, features)"
-        if x.rank != (2 if one_step else 3) or not all(n.constant for n in x.shape[1:]):
-            raise ShapeError(f"{scope}: the input {x} must be {wanted}")
-        if one_step and self.bidirectional:
+        if one_step(x, scope) and self.bidirectional:
             raise CalcError(f"{scope}: {self!r} reads a sequence from its end too, so it cannot run step by step")
-        lengths = None if one_step else x.lengths
         y = x
         for layer in range(self.num_layers):
             dropped = F.dropout(y, self.dropout) if layer and self.dropout and training else y
-            y, last = self._layer(dropped, layer, one_step, lengths)
+            y, last = self._layer(dropped, layer, x.lengths)
         return y if self.return_sequences else last
 
-    def _layer(self, x: Variable, layer: int, one_step: bool, lengths: Variable | None) -> tuple[Variable, Variable]:
+    def _layer(self, x: Variable, layer: int, lengths: Variable | None) -> tuple[Variable, Variable]:
         """The outputs of all steps, and the last state h, of one of the layers."""
-        if one_step:
+        if x.rank == 2:
             return self._step(x, layer)
         found = [
             type(self).function(

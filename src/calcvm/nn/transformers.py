@@ -7,21 +7,24 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
-from calcvm import checks
+import numpy as np
+
+from calcvm import checks, gathers
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
 from calcvm.init import Normal
-from calcvm.nn.layers import Layer, Linear, Weighted
+from calcvm.nn.layers import Layer, Linear, Weighted, one_step
 from calcvm.nn.norms import LayerNorm
 
 
-def _sequence(x: Variable, scope: str, heads: int = 1) -> tuple[int, int]:
-    """Steps and features of an input."""
-    if x.rank != 3 or not (x.shape[1].constant and x.shape[2].constant) or x.shape[2].b % heads:
-        many = f", features a multiple of {heads} heads" if heads > 1 else ""
-        raise ShapeError(f"{scope}: the input {x} is not (N, steps, features){many}")
-    return x.shape[1].b, x.shape[2].b
+def _features(x: Variable, scope: str, heads: int = 1) -> int:
+    """The features of an input: a sequence, or one step."""
+    one_step(x, scope)
+    features = x.shape[-1].b
+    if features % heads:
+        raise ShapeError(f"{scope}: the features of the input {x} are no multiple of {heads} heads")
+    return features
 
 
 def _part(layer: Layer, name: str, part: Any) -> Any:
@@ -90,7 +93,7 @@ class MultiHeadAttention(Weighted):
         mask: Any = None,
     ) -> Variable:
         self._given(x)
-        _, E = _sequence(x, scope, self.num_heads)
+        E = _features(x, scope, self.num_heads)
         kv_heads = self.kv_heads or self.num_heads
         K = E // self.num_heads * kv_heads
         make = partial(self.parameter, x, trainable=self.trainable)
@@ -98,9 +101,13 @@ class MultiHeadAttention(Weighted):
         b = make("in_proj_bias", (E + 2 * K,), self.bias_init) if self.bias else None
         how: dict[str, Any] = {
             "heads": self.num_heads, "kv_heads": self.kv_heads, "causal": self.causal, "window": self.window,
-            "softcap": self.softcap, "lengths": lengths, "bias": mask,
+            "softcap": self.softcap, "lengths": x.lengths if lengths is None and memory is None else lengths, "bias": mask,
         }  # fmt: skip
-        if memory is None and self.rotary is None:
+        if x.rank == 3:
+            self._steps = x.shape[1].b
+        if x.rank == 2:
+            y = self._step(x, F.linear(x, w, b), K, scope)
+        elif memory is None and self.rotary is None:
             y = F.attention(F.linear(x, w, b), **how)
         else:
             if memory is None:
@@ -111,8 +118,50 @@ class MultiHeadAttention(Weighted):
             if self.rotary is not None:
                 q, k = F.rotary(q, self.num_heads, self.rotary), F.rotary(k, kv_heads, self.rotary)
             y = F.attention(q, k, v, **how)
+        return self._projected(y, scope, training)
+
+    def _step(self, x: Variable, qkv: Variable, K: int, scope: str) -> Variable:
+        """One step (N, E): its query, and the keys and values of all steps so far, the newest first."""
+        if not self.causal or (steps := self.window or vars(self).get("_steps")) is None:
+            raise CalcError(
+                f"{scope}: attention runs step by step if it is causal, and was built on whole sequences before, which says how many "
+                "steps it keeps"
+            )
+        E, kv_heads = x.shape[1].b, self.kv_heads or self.num_heads
+        seen = self.carry(x, "seen", ())
+        q, *new = F.split(qkv, [E, E + K], axis=1)
+        if self.rotary is not None:
+            q, new[0] = (_turned(v, seen, n, self.rotary) for v, n in ((q, self.num_heads), (new[0], kv_heads)))
+        kept = []
+        for name, v in zip(("keys", "values"), new):
+            past, v = self.carry(x, name, (steps, K)), F.expand_dims(v, 1)
+            kept.append(F.concat([v, past[:, :-1]], axis=1) if steps > 1 else v)
+            F.carry(past, kept[-1])
+        count = F.minimum(seen + 1.0, float(steps))
+        F.carry(seen, seen + 1.0)
+        y = F.attention(
+            F.expand_dims(q, 1),
+            *kept,
+            heads=self.num_heads,
+            kv_heads=self.kv_heads,
+            softcap=self.softcap,
+            lengths=count,
+        )
+        return F.reshape(y, (None, E))
+
+    def _projected(self, y: Variable, scope: str, training: bool) -> Variable:
+        E = y.shape[-1].b
         same = {name: getattr(self, name) for name in ("bias", "init", "bias_init", "regularizer", "trainable")}
         return _part(self, "out_proj", Linear(E, **same)).build(y, f"{scope}.out_proj", training)
+
+
+def _turned(x: Variable, step: Variable, heads: int, base: float) -> Variable:
+    """`calcvm.rotary` of one step: x (N, heads * d), step (N,)."""
+    half = x.shape[1].b // heads // 2
+    angle = F.expand_dims(step, 1) * base ** (-np.arange(half) / half)[None]
+    cos, sin = (F.expand_dims(f(angle), 1) for f in (F.cos, F.sin))
+    a, b = F.split(F.reshape(x, (None, heads, 2 * half)), 2, axis=2)
+    return F.reshape(F.concat([a * cos - b * sin, b * cos + a * sin], axis=2), (None, x.shape[1].b))
 
 
 @dataclass(repr=False, eq=False)
@@ -166,7 +215,7 @@ class _Transformer(Layer):
     def _feedforward(self, x: Variable, scope: str, training: bool) -> Variable:
         apply = self.activation if callable(self.activation) else getattr(F, self.activation)
         y = self._dropped(apply(self._linear(self.dim_feedforward, x, scope, "linear1", training)), training)
-        return self._linear(x.shape[2].b, y, scope, "linear2", training)
+        return self._linear(x.shape[-1].b, y, scope, "linear2", training)
 
 
 @dataclass(repr=False, eq=False)
@@ -193,8 +242,9 @@ class TransformerEncoderLayer(_Transformer):
         self, x: Variable, scope: str, training: bool, lengths: Variable | None = None, mask: Any = None
     ) -> Variable:
         self._given(x)
-        _sequence(x, scope, self.nhead)
+        _features(x, scope, self.nhead)
         own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
+        lengths = x.lengths if lengths is None else lengths
         x = self._added(
             x, scope, training, "norm1",
             lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths, mask=mask),
@@ -234,7 +284,7 @@ class TransformerDecoderLayer(_Transformer):
                 "layer.build(x, scope, training, memory); a model of one sequence is made of "
                 "nn.TransformerEncoderLayer(nhead, causal=True)"
             )
-        _sequence(x, scope, self.nhead)
+        _features(x, scope, self.nhead)
         own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
         other = self._attention("multihead_attn", kv_heads=self.kv_heads)
         x = self._added(
@@ -266,8 +316,13 @@ class PositionalEmbedding(Layer):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        T, E = _sequence(x, scope)
+        E = _features(x, scope)
+        w = self.parameter(x, "weight", (self.max_length, E), Normal(0.0, 0.02) if self.init is None else self.init)
+        if x.rank == 2:
+            step = self.carry(x, "step", ())
+            F.carry(step, step + 1.0)
+            return x + gathers.embedding(step, w)
+        T = x.shape[1].b
         if self.max_length < T:
             raise ShapeError(f"{scope}: the input {x} has more than max_length={self.max_length} steps")
-        w = self.parameter(x, "weight", (self.max_length, E), Normal(0.02) if self.init is None else self.init)
         return x + (w if self.max_length == T else w[:T])
