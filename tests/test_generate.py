@@ -88,8 +88,8 @@ def test_wrong_input():
         (lambda: model.generate("abc", 3), "array of tokens"),
         (lambda: model.generate([], 3), "array of tokens"),
         (lambda: model.generate([0.5], 3), "array of tokens"),
-        (lambda: model.generate([len(LETTERS)], 3), "outside|below|not in"),
-        (lambda: model.generate([0] * (STEPS + 1), 1), "outside|below|not in"),  # more than there are positions for
+        (lambda: model.generate([len(LETTERS)], 3), "integers in"),
+        (lambda: model.generate([0] * (STEPS + 1), 1), "embedding|integers in"),  # more than there are positions for
         (lambda: model.generate([0], -1), "tokens"),
         (lambda: model.generate([0], 3, temperature=-1), "temperature"),
         (lambda: model.generate([0], 3, top_k=0), "top_k"),
