@@ -493,6 +493,8 @@ def test_integers_are_the_input_of_an_embedding_alone() -> None:
             r"tiedlinear_1: the last size of the input .* is not the 3 of embedding_1.weight \(5, 3\)",
         ),
         (lambda: cv.init.PaddedNormal(padding=-1), "PaddedNormal: padding must be an integer >= 0, not -1"),
+        (lambda: cv.init.PaddedNormal(padding=1.5), "PaddedNormal: padding must be an integer >= 0, not 1.5"),
+        (lambda: cv.init.PaddedNormal(padding=4)((4, 2), np.random.default_rng(0)), r"the shape \(4, 2\) has no row 4"),
     ],
 )  # fmt: skip
 def test_layers_that_cannot_be_are_refused(make: Callable, told: str) -> None:

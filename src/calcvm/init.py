@@ -137,13 +137,16 @@ class PaddedNormal(Normal):
     padding: int = 0
 
     def __post_init__(self) -> None:
+        padding = checks.integer("PaddedNormal: padding", self.padding, 0)
         super().__post_init__()
-        object.__setattr__(self, "padding", checks.integer("PaddedNormal: padding", int(self.padding), 0))
+        object.__setattr__(self, "padding", padding)
 
     def _drawing(self, shape: Shape) -> None:
         return None
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        if not shape or self.padding >= shape[0]:
+            raise CalcError(f"PaddedNormal: the shape {shape} has no row {self.padding}")
         x = np.asarray(rng.normal(self.mean, self.std, shape))
         x[self.padding] = 0
         return x

@@ -99,7 +99,7 @@ def test_fetch(threads, elems, scattered):
     heap = np.full(5 + 8 * elems + 3, -1, np.float32)
 
     def work(job, heap):
-        loop.fetch(job, heap, 9, 7, block(), blocks())
+        loop.fetch(job, job, heap, 9, 7, block(), blocks())
 
     run(work, job, heap, n_blocks=3, threads=threads, memory=over(job, feed, source, index))
     want = source[index[9:16]] if scattered else source[9:16]
