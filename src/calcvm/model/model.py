@@ -345,10 +345,6 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             self, path, place, batch, vars(self).setdefault("_streams", np.zeros(self.batch_size, np.int64))
         )
 
-    @overload
-    def run_steps(self, n: int, path: str | None = None) -> float: ...
-    @overload
-    def run_steps(self, n: int, *, order: Iterable[str]) -> dict[str, float]: ...
     def generate(
         self,
         prompt: Any,
@@ -401,6 +397,10 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         out = generated(self.stream(STREAM, batch=len(prompts)), prompts, tokens, sampler, stop)
         return out[0] if alone else out
 
+    @overload
+    def run_steps(self, n: int, path: str | None = None) -> float: ...
+    @overload
+    def run_steps(self, n: int, *, order: Iterable[str]) -> dict[str, float]: ...
     @methods.native(_plain_run_steps)
     def run_steps(self, n: int, path: str | None = None, *, order: Iterable[str] | None = None) -> Any:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss (None: the path names none).
