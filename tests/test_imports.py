@@ -25,6 +25,7 @@ ALL_LOWER = {
     "graph",
     "functions",
     "gathers",
+    "sequences",
     "gradients",
     "images",
     "nn",

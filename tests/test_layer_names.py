@@ -19,7 +19,7 @@ def layers():
         "Embedding": (9, 3), "Linear": (3,), "Reshape": (2, 3), "Function": (cv.tanh,), "GroupNorm": (2,), "Residual": (nn.Linear(6),),
         "Concat": (nn.Linear(2), nn.Tanh()), "LocalResponseNorm": (3,), "Normalize": (0.5, 2.0), "Standardize": (0.5, 2.0), "Pad": (1,), "RandomCrop": (3,),
         "RandomShift": (1,), "AdaptiveAvgPool": (2,), "AdaptiveMaxPool": (2,), "Upsample": (2,), "LPPool2d": (2.0, 2), "PositionalEmbedding": (4,),
-        "MultiHeadAttention": (3,), "TransformerEncoderLayer": (2,),
+        "MultiHeadAttention": (3,), "TransformerEncoderLayer": (2,), "RNN": (3,), "GRU": (3,), "LSTM": (3,),
         "CausalConv1d": (4, 3), **{f"Conv{k}d": (4, 3) for k in (1, 2, 3)}, **{f"ConvTranspose{k}d": (4, 3) for k in (1, 2, 3)},
         **{f"{kind}Pool{k}d": (2,) for kind in ("Avg", "Max") for k in (1, 2, 3)},
     }  # fmt: skip
@@ -35,17 +35,19 @@ def layers():
     }
     for name in nn.__all__:
         kind = getattr(nn, name)
-        if name in (
-            "Layer",
-            "Sequential",
-            "Activation",
-            "TiedLinear",
-            "TransformerDecoderLayer",
-        ):  # the last two need another layer
+        needs_another = "TiedLinear", "TransformerDecoderLayer"
+        if name in ("Layer", "Sequential", "Activation", *needs_another):
             continue
         axes = re.search(r"[123](?=d$)", name)
         flat = not (axes or name in images or re.match("Random|Adaptive|Global", name))
-        sequences = name in ("MultiHeadAttention", "PositionalEmbedding", "TransformerEncoderLayer")
+        sequences = name in (
+            "GRU",
+            "LSTM",
+            "MultiHeadAttention",
+            "PositionalEmbedding",
+            "RNN",
+            "TransformerEncoderLayer",
+        )
         shape = (4, 6) if sequences else (6,) if flat else (4, *(6,) * int(axes[0] if axes else 2))
         yield name, kind(*given.get(name, ())), shape
 

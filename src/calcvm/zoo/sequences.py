@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calcvm import checks, nn
-from calcvm import functions as F
 from calcvm.init import Normal
 from calcvm.nn import Sequential
 from calcvm.zoo._scale import LARGEST
@@ -52,7 +51,7 @@ def transformer_classifier(
     net = nn.Embedding(vocabulary, width) >> nn.PositionalEmbedding(steps)
     for _ in range(layers):
         net = net >> _encoder(heads, 2 * width, 0.0)
-    return net >> nn.LayerNorm() >> nn.Function(lambda x: F.mean(x, 1)) >> nn.Linear(classes)
+    return net >> nn.LayerNorm() >> nn.Function(lambda x: x.mean(1)) >> nn.Linear(classes)
 
 
 def tcn(classes: int = 1, width: int = 32, layers: int = 4, kernel: int = 3) -> Sequential:
