@@ -20,11 +20,8 @@ from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elem
 from calcvm.kernels_cpu._simd import transpose
 from calcvm.kernels_cpu._vectors import c64
 
-QUERIES, KEYS, FEW = (
-    24,
-    256,
-    128,
-)  # of a block of scores, with twice as many queries for FEW keys: as in ops.transformers
+# Of a block of scores, with twice as many queries for FEW keys: as in ops.transformers.
+QUERIES, KEYS, FEW = 24, 256, 128
 BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
@@ -35,27 +32,42 @@ times_and_add = elementwise(lambda x, b, a: x * a + b, "vv", "f")
 
 
 # ---------------------------------------------------------------- rows of scores
-def _rows(matrices: int, kinds: str, emit: Callable) -> Any:
-    """A loop ``rows(n, w, stride, x, ..., more...)`` over n rows of w elements of matrices, four at a time.
+def _rows(
+    matrices: int, kinds: str, term: Callable, stores: int = 0, combine: Callable | None = None, initial: float = 0.0
+) -> Any:
+    """A loop ``rows(n, w, stride, x, ..., [y], more...)`` over n rows of w elements of matrices, four at a time.
 
-    ``emit(e, w, rows, places, more...)`` has four rows of each matrix.  Rows past the end repeat the last; what they store is the same.
+    ``term(e, r, more...)`` is a function of a row's elements, one per matrix, that returns a tuple.  Its first values are stored in
+    the first matrices; ``combine`` : its first value is reduced to y[r].  Rows past the end repeat the last, with the same results.
     """
 
     def of(e: Any, n: Any, w: Any, *args: Any) -> None:
-        b, last, last_of = e.b, e.b.sub(n, c64(1)), 2 * matrices
+        b, last, (strides, xs) = e.b, e.b.sub(n, c64(1)), (args[: 2 * matrices : 2], args[1 : 2 * matrices : 2])
+        y, more = (args[2 * matrices :][0], args[2 * matrices + 1 :]) if combine else (None, args[2 * matrices :])
+        neutral = ir.Constant(e.vec, [initial] * e.lanes)
 
         def four(r: Any, carried: list) -> list:
-            each_of = [b.add(r, c64(k)) for k in range(4)]
-            places = [b.select(b.icmp_signed("<", i, last), i, last) for i in each_of]
-            rows = [
-                [b.gep(x, [b.mul(i, stride)]) for i in places] for stride, x in zip(args[:last_of:2], args[1:last_of:2])
-            ]
-            emit(e, w, rows, places, *args[last_of:])
+            places = [b.select(b.icmp_signed("<", i, last), i, last) for i in (b.add(r, c64(k)) for k in range(4))]
+            rows = [[b.gep(x, [b.mul(i, stride)]) for stride, x in zip(strides, xs)] for i in places]
+            terms = [term(e, i, *more) for i in places]
+
+            def body(i: Any, left: Any, totals: list) -> list:
+                mask = None if left is None else e.below(left)
+                made = [of(*(e.get(x, i, mask) for x in row)) for of, row in zip(terms, rows)]
+                for values, row in zip(made, rows):
+                    for value, x in zip(values[:stores], row):
+                        e.put(value, x, i, mask)
+                firsts = [v[0] if mask is None else V(b, b.select(mask, v[0].v, neutral)) for v in made]
+                return [combine(V(b, old), v).v for old, v in zip(totals, firsts)] if combine else totals
+
+            totals = _vectors(e, w, body, [neutral] * 4 if combine else [])
+            for i, v in zip(places, totals):
+                b.store(_horizontal(e, v, combine), b.gep(y, [i]))
             return carried
 
         counting(b, c64(0), n, 4, [], four)
 
-    return loop_of("i" + "ip" * matrices + kinds, of)
+    return loop_of("i" + "ip" * matrices + "p" * bool(combine) + kinds, of)
 
 
 def _splat(e: Any, p: Any, i: Any) -> V:
@@ -63,51 +75,9 @@ def _splat(e: Any, p: Any, i: Any) -> V:
     return V(e.b, e.splat(e.b.load(e.b.gep(p, [i]))))
 
 
-def _reduced(combine: Callable, initial: float, term: Callable, store: bool = False) -> Callable:
-    """Emits y[r] = the terms of row r combined, ``term(e, r, more...)`` being a function of elements; ``store`` : in the matrix."""
-
-    def emit(e: Any, w: Any, rows: list, places: list, y: Any, *more: Any) -> None:
-        b, neutral = e.b, ir.Constant(e.vec, [initial] * e.lanes)
-        terms = [term(e, i, *more) for i in places]
-
-        def body(i: Any, left: Any, carried: list) -> list:
-            mask = None if left is None else e.below(left)
-            made = [of(*(e.get(x, i, mask) for x in xs)) for of, xs in zip(terms, zip(*rows))]
-            if store:
-                for x, row in zip(made, rows[0]):
-                    e.put(x, row, i, mask)
-            if mask is not None:
-                made = [V(b, b.select(mask, x.v, neutral)) for x in made]
-            return [combine(V(b, old), x).v for old, x in zip(carried, made)]
-
-        for i, v in zip(places, _vectors(e, w, body, [neutral] * 4)):
-            b.store(_horizontal(e, v, combine), b.gep(y, [i]))
-
-    return emit
-
-
-def _changed(term: Callable) -> Callable:
-    """Emits new values of all matrices, which ``term(e, r, more...)`` gives from the old ones."""
-
-    def emit(e: Any, w: Any, rows: list, places: list, *more: Any) -> None:
-        terms = [term(e, i, *more) for i in places]
-
-        def body(i: Any, left: Any, carried: list) -> list:
-            mask = None if left is None else e.below(left)
-            made = [of(*(e.get(x, i, mask) for x in xs)) for of, xs in zip(terms, zip(*rows))]
-            for new, xs in zip(made, zip(*rows)):
-                for x, row in zip(new, xs):
-                    e.put(x, row, i, mask)
-            return carried
-
-        _vectors(e, w, body, [])
-
-    return emit
-
-
 def _weight(e: Any, i: Any, top: Any, a: Any) -> Callable:
     by, most = V(e.b, e.splat(a)), _splat(e, top, i)
-    return lambda x: F.exp(x * by - most)
+    return lambda x: (F.exp(x * by - most),)
 
 
 def _factor(e: Any, i: Any, factors: Any) -> Callable:
@@ -128,11 +98,11 @@ def _slope(e: Any, i: Any, lse: Any, own: Any, a: Any) -> Callable:
 # tops(n, w, stride, x, y): y[r] = the largest of row r.  dots(n, w, stride, x, stride, y, z): z[r] = the product of two rows.
 # weights(n, w, stride, x, y, top, a): x = exp(a*x - top[r]), y[r] its sum.  scale_rows(n, w, stride, x, factors).
 # slopes(n, w, stride, x, stride, dp, lse, own, a): x = exp(a*x - lse[r]), dp = x*(dp - own[r])*a
-tops = _rows(1, "p", _reduced(lambda x, y: x.where(x > y, y), NONE, lambda e, i: lambda x: x))
-dots = _rows(2, "p", _reduced(add, 0.0, lambda e, i: lambda x, y: x * y))
-weights = _rows(1, "ppf", _reduced(add, 0.0, _weight, store=True))
-scale_rows = _rows(1, "p", _changed(_factor))
-slopes = _rows(2, "ppf", _changed(_slope))
+tops = _rows(1, "", lambda e, i: lambda x: (x,), 0, lambda x, y: x.where(x > y, y), NONE)
+dots = _rows(2, "", lambda e, i: lambda x, y: (x * y,), 0, add)
+weights = _rows(1, "pf", _weight, 1, add)
+scale_rows = _rows(1, "p", _factor, 1)
+slopes = _rows(2, "ppf", _slope, 2)
 
 
 def _merged(old: V, new: V, a: V) -> tuple[V, V, V]:
@@ -155,8 +125,10 @@ def _slopes(bent: bool, biased: bool):  # type: ignore[no-untyped-def]
     def formula(x, dp, *more):  # type: ignore[no-untyped-def]
         a, lse, own, cap = more[-4:]
         z = x * a
-        t = F.tanh(z / cap) if bent else z
-        p = F.exp((cap * t if bent else z) + more[0] - lse if biased else (cap * t if bent else z) - lse)
+        if bent:
+            t = F.tanh(z / cap)
+            z = cap * t
+        p = F.exp((z + more[0] if biased else z) - lse)
         s = p * (dp - own) * a
         return p, s * (1 - t * t) if bent else s
 
@@ -293,8 +265,8 @@ def attention_fwd(
 
 @kernel
 def attention_packed_fwd(
-    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
-    y: Ptr, lse: Ptr, ws: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index,
+    bias: Ptr, y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """The same for qkv (N, T, (R + 2)*G*D): heads of q, then of k, then of v."""
     sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap)
@@ -327,13 +299,9 @@ def group_backward(
     for h in range(R):
         for i in range(0, T, tall):
             n = min(tall, T - i)
-            qi, yi, dyi, dqi = (
-                at(q, i * qs + h * D),
-                at(y, i * ys + h * D),
-                at(dy, i * ys + h * D),
-                at(dq, i * qs + h * D),
-            )
-            dots(n, D, ys, yi, ys, dyi, own)
+            of_q, of_y = i * qs + h * D, i * ys + h * D
+            qi, dqi, dyi = at(q, of_q), at(dq, of_q), at(dy, of_y)
+            dots(n, D, ys, at(y, of_y), ys, dyi, own)
             start, stop = first_key(i, window), end_of_keys(i + n - 1, length, causal)
             if has_q and start >= stop:
                 for r in range(n):
@@ -403,8 +371,8 @@ def attention_bwd(
 
 @kernel
 def attention_packed_bwd(
-    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
-    y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index,
+    bias: Ptr, y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dqkv, in the order of qkv (N, T, (R + 2)*G*D)."""
     sizes, masks, wanted = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh, scale, cap), (True, True, True)

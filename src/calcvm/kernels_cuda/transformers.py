@@ -226,8 +226,8 @@ def attention_fwd(
 
 @kernel
 def attention_packed_fwd(
-    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
-    y: Ptr, lse: Ptr, ws: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index,
+    bias: Ptr, y: Ptr, lse: Ptr, ws: Ptr,
 ):  # fmt: skip
     """The same for qkv (N, T, (R + 2)*G*D): heads of q, then of k, then of v."""
     sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh)
@@ -248,8 +248,8 @@ def attention_bwd(
 
 @kernel
 def attention_packed_bwd(
-    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index, bias: Ptr,
-    y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
+    me, N, T, G, R, D, masked, causal, window, biased, bn, bh, scale: Float, cap: Float, wn, qkv: Ptr, lengths: Ptr.index,
+    bias: Ptr, y: Ptr, lse: Ptr, dy: Ptr, dqkv: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dqkv, in the order of qkv (N, T, (R + 2)*G*D)."""
     sizes, masks = (N, T, T, G, R, D), (masked, causal, window, biased, bn, bh)
