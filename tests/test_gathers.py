@@ -194,6 +194,14 @@ def test_nan_is_the_largest_and_of_equals_the_first_comes_first(dtype: str) -> N
     np.testing.assert_array_equal(y, np.sort(SPECIAL))
 
 
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 1e300])
+def test_what_is_masked_has_no_part_in_a_softmax(special: float) -> None:
+    x = np.where(MASK, X, special)
+    y, slope = run(lambda x, m: cv.softmax(x, 1, where=m), {"x": x, "m": MASK}, {"m": "bool"}, "x", "float64")
+    want, of = run(lambda x, m: cv.softmax(x, 1, where=m), {"x": X, "m": MASK}, {"m": "bool"}, "x", "float64")
+    assert same_bits(y, want) and same_bits(slope, of) and (slope[~MASK] == 0).all() and (y[0] == 0).all()
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 64, 513, 1000])
 @pytest.mark.parametrize("axis", [1, 0])
 def test_long_lines_are_in_order(n: int, axis: int) -> None:
