@@ -151,7 +151,7 @@ def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int,
             given = "no output" if name is None else f"the output {name!r}, which no operator computes"
             raise CalcError(f"stream: path {path!r} has {given}: {path}.output = result")
     batch = checks.integer("stream: batch", batch, 1, most)
-    with model.heap.still:  # threads get places of their path
+    with model.heap.still:  # two threads never get one place
         if place is None:
             streams = np.convolve(taken, np.ones(batch, np.int64), "valid")  # at each place and the next ones
             place = int(np.argmin(streams))
