@@ -78,9 +78,14 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "filters": ("channels",),
     "out_channels": ("channels",),
     "in_channels": ("Conv? channels are those of the input: leave it out",),
+    "batch_first": ("the batch always comes first: leave it out",),
     "in_features": (r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)",),
     "input_dim": ("num_embeddings", "input_shape", r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)"),
-    "input_size": ("input_shape", r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "input_size": (
+        "input_shape", r"\bLinear? the sizes of the input are known: leave it out, nn.Linear(units)",
+        r"\b(RNN|GRU|LSTM)? the sizes of the input are known: leave it out",
+    ),
+    "units": ("hidden_size",),
     "num_features": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "normalized_shape": ("[.]nn[.].*Norm? the sizes of the input are known: leave it out",),
     "input_shape": ("it is the model's: cv.Model(..., input_shape=(4,))",),
@@ -174,6 +179,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 # What to write instead of arguments in the order of other libraries, by the callable's name without a number of axes.
 _CONV = "the input's channels are known, PyTorch's nn.{0}(3, 16, 3) is nn.{0}(16, 3); a stride comes by name, stride=2"
 _NORM = "the input's sizes are known, write nn.{0}()"
+_RECURRENT = "the input's size is known, PyTorch's nn.{0}(16, 64) is nn.{0}(64); layers are given by name, num_layers=2"
 _AXIS = "give axis=, such as axis=1: NumPy's default is the batch, or all axes"
 CALLS = {
     "Activation": "take the layer of its name, such as nn.ReLU()", "Conv": _CONV, "ConvTranspose": _CONV,
@@ -182,6 +188,7 @@ CALLS = {
     "Model.fit": "epochs are given by name, fit(X, y, epochs=10), and the batch size to the model, cv.Model(..., batch_size=32)",
     "MultiHeadAttention": "the input's size is known, PyTorch's nn.MultiheadAttention(64, 4) is nn.MultiHeadAttention(4)",
     **{f"Transformer{kind}coderLayer": f"the input's size is known, PyTorch's (64, 4) is nn.Transformer{kind}coderLayer(4)" for kind in ("En", "De")},
+    "RNN": _RECURRENT, "GRU": _RECURRENT, "LSTM": _RECURRENT,
     "split": _AXIS, "cumsum": _AXIS, "logcumsumexp": _AXIS,
     "BatchNorm": _NORM, "GroupNorm": "the input's sizes are known, write nn.GroupNorm(4)", "InstanceNorm": _NORM, "LayerNorm": _NORM, "RMSNorm": _NORM,
 }  # fmt: skip
@@ -221,7 +228,7 @@ NAMES: dict[str, dict[str, str]] = {
         "RandomFlip": "nn.RandomHorizontalFlip", "RandomTranslation": "nn.RandomShift", "Rescaling": "nn.Scale",
         "MultiheadAttention": "nn.MultiHeadAttention", "Attention": "nn.MultiHeadAttention",
         "TransformerEncoder": "a list of nn.TransformerEncoderLayer", "TransformerDecoder": "nn.TransformerDecoderLayer, in a custom layer",
-        "RMSNormalization": "nn.RMSNorm", "Unflatten": "nn.Reshape", "functional": "cv.relu and other functions of cv",
+        "SimpleRNN": "nn.RNN", "Bidirectional": "nn.LSTM(8, bidirectional=True)", "RMSNormalization": "nn.RMSNorm", "Unflatten": "nn.Reshape", "functional": "cv.relu and other functions of cv",
         **{name: f'cv.Model(..., loss="{FIGURES[name[:-4].lower()]}")' for name in (
             "BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss",
         )},
