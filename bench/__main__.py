@@ -10,7 +10,7 @@ from bench.peers import CONTESTANTS
 
 WORKLOADS = (
     "mlp", "gemm", "convolution", "operators", "images", "calls", "forms", "coldstart", "memory", "waterfall", "overhead", "batches", "busy", "fleet", "switching", "stores",
-    "exploration", "estimators", "paper", "plain", "planner", "planning",
+    "exploration", "estimators", "paper", "plain", "planner", "planning", "sequences",
 )  # fmt: skip
 
 

@@ -1,0 +1,167 @@
+"""Recurrent layers, attention, streams and generation, with one thread, beside PyTorch and JAX, from the same weights.
+
+A row's time is the least of its turns.  Results are compared before times are printed.  "of the limit" is the share of a core's
+FMA peak that products of matrices reach; the functions of gates count as nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.harness import QUICK_REPEATS, REPEATS, Result, interleave, number, ratio
+
+STEPS, INPUTS, UNITS = 50, 16, 64
+GATES = {"lstm": 4, "gru": 3}
+# least ratio to the faster peer: kind, batch, what
+TARGETS = {
+    ("lstm", 1, "training"): 3.3, ("lstm", 32, "inference"): 1.2, ("lstm", 32, "training"): 1.75,
+    ("gru", 1, "training"): 3.3, ("gru", 32, "inference"): 1.6, ("gru", 32, "training"): 1.9,
+}  # fmt: skip
+TOLERANCE = 1e-5
+Contestants = dict[str, Callable[[int], Any]]
+
+
+def timed(run: Callable[[int], Any], n: int) -> Callable[[], float]:
+    def seconds() -> float:
+        start = time.perf_counter()
+        run(n)
+        return (time.perf_counter() - start) / n
+
+    return seconds
+
+
+def turns(contestants: Mapping[str, Callable[[int], Any]], quick: bool) -> dict[str, list[float]]:
+    """Seconds of a run of each contestant, by turns of about 20 ms."""
+    runs = {}
+    for name, run in contestants.items():
+        run(2)
+        once = timed(run, 2)()
+        runs[name] = timed(run, 2 if quick else max(2, int(0.02 / once)))
+    return interleave(runs, QUICK_REPEATS if quick else 3 * REPEATS)
+
+
+# ---------------------------------------------------------------- recurrent layers
+def recurrent(kind: str, batch: int, result: Result) -> tuple[Contestants, Contestants]:
+    """Contestants of inference and of a training step with Adam."""
+    import torch
+
+    import calcvm as cv
+    from calcvm import nn
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, STEPS, INPUTS), np.float32)
+    t = rng.standard_normal((batch, STEPS, UNITS), np.float32)
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](UNITS)
+    model = cv.Model(
+        layer, input_shape=(STEPS, INPUTS), loss="mse", optimizer=cv.Adam(1e-3), batch_size=batch, workers=1, seed=0
+    )
+    theirs = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](INPUTS, UNITS, batch_first=True)
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.copy_(torch.from_numpy(model.parameters[f"{kind}_1.{name}"].T.copy()))
+    of_x, of_t = torch.from_numpy(x), torch.from_numpy(t)
+    worst = np.abs(model.predict(x) - theirs(of_x)[0].detach().numpy()).max()
+    if worst > TOLERANCE:
+        result.fail(f"{kind}, batch {batch}: outputs differ from PyTorch's by {worst:.1e}")
+    optimizer = torch.optim.Adam(theirs.parameters(), 1e-3, fused=True)
+
+    def infer(n: int) -> None:
+        with torch.inference_mode():
+            for _ in range(n):
+                theirs(of_x)
+
+    def train(n: int) -> None:
+        for _ in range(n):
+            optimizer.zero_grad(set_to_none=True)
+            torch.nn.functional.mse_loss(theirs(of_x)[0], of_t).backward()
+            optimizer.step()
+
+    model["input"], model["target"] = x, t
+    ours = {"inference": lambda n: model.run_round("predict", steps=n), "training": model.run_steps}
+    return {"calcvm": ours["inference"], "torch": infer}, {"calcvm": ours["training"], "torch": train}
+
+
+def layers(result: Result, quick: bool) -> None:
+    rows, peak = [], result.data["limits"]["fma_gflops"] * 1e9
+    for kind, gates in GATES.items():
+        for batch in (1, 32):
+            steps = batch * STEPS
+            forward = 2 * steps * (INPUTS + UNITS) * gates * UNITS
+            flops = {"inference": forward, "training": 2 * forward + 2 * steps * UNITS * gates * UNITS}
+            for what, contestants in zip(flops, recurrent(kind, batch, result)):
+                times = turns(contestants, quick)
+                best, share = min(times["calcvm"]), flops[what] / min(times["calcvm"]) / peak
+                label = f"{kind.upper()} {INPUTS}-{UNITS}, {STEPS} steps, batch {batch}, {what}"
+                rows.append(
+                    [label, number(best * 1e6), f"{100 * share:.0f} %"]
+                    + [
+                        f"{number(min(seconds) * 1e6)}, {ratio(seconds, times['calcvm']):.2f} x"
+                        for name, seconds in times.items()
+                        if name != "calcvm"
+                    ]
+                )
+                if (kind, batch, what) in TARGETS:
+                    value = ratio(times["torch"], times["calcvm"])
+                    result.target("P8", f"{label}, against PyTorch", value, TARGETS[kind, batch, what], "x")
+    result.table("Recurrent layers", ["", "calcvm us", "of the limit", "PyTorch us, ratio"], rows)
+
+
+# ---------------------------------------------------------------- one step at a time
+def streams(result: Result, quick: bool) -> None:
+    import torch
+
+    import calcvm as cv
+    from calcvm import nn
+
+    rows = []
+    for kind in GATES:
+        layer, cell = {"lstm": (nn.LSTM, torch.nn.LSTMCell), "gru": (nn.GRU, torch.nn.GRUCell)}[kind]
+        model = cv.Model(
+            layer(UNITS), input_shape=(STEPS, INPUTS), loss="mse", optimizer=cv.Adam(1e-3), batch_size=1000, workers=1,
+            stream=True, seed=0,
+        )  # fmt: skip
+        many, theirs = [model.stream() for _ in range(1000)], cell(INPUTS, UNITS)
+        one, x = many[0], np.ones(INPUTS, np.float32)
+        for stream in many:
+            stream(x)
+        of_x = torch.from_numpy(x[None])
+
+        def ours(n: int, one: Any = one, x: np.ndarray = x) -> None:
+            for _ in range(n):
+                one(x)
+
+        def in_turn(n: int, many: Any = many, x: np.ndarray = x) -> None:
+            for k in range(n):
+                many[k % 1000](x)
+
+        def cells(n: int, theirs: Any = theirs, of_x: Any = of_x) -> None:
+            with torch.inference_mode():
+                state = None
+                for _ in range(n):
+                    state = theirs(of_x, state)
+
+        times = turns({"calcvm": ours, "1000 in turn": in_turn, "torch": cells}, quick)
+        label = f"a step of {kind.upper()} {INPUTS}-{UNITS} with its state kept"
+        rows.append([label, *(number(min(seconds) * 1e6) for seconds in times.values())])
+        result.target("streams", f"{label}, from Python", min(times["calcvm"]) * 1e6, 1.3, "us", at_most=True)
+        value = min(times["1000 in turn"]) * 1e6
+        result.target("streams", f"{label}, 1000 streams in turn, each", value, 1.8, "us", at_most=True)
+    result.table("One step at a time, us", ["", "calcvm", "1000 streams in turn, each", "torch's cell"], rows)
+
+
+def main(quick: bool = False) -> bool:
+    """Run the workload; True if all results agree."""
+    result = Result("sequences", "Sequences", quick)
+    try:
+        import torch
+    except ImportError:
+        result.fail("PyTorch is not installed")
+        return result.save()
+    torch.set_num_threads(1)
+    layers(result, quick)
+    streams(result, quick)
+    return result.save()
