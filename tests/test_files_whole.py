@@ -8,7 +8,6 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,12 +48,11 @@ def model() -> cv.Model:
 
 def writers(model: cv.Model) -> dict[str, tuple[str, Write]]:
     """By what is written a file's name, and the call."""
-    found = SimpleNamespace(trials=[], counts={}, metric="loss", maximize=False)
     return {
         "page": ("plan.html", model.plan.html),
         "picture": ("heap.png", lambda path: model.plan.picture(str(path))),
         "drawing": ("heap.svg", lambda path: model.plan.picture(str(path))),
-        "search": ("search.png", lambda path: draw(found, path)),  # type: ignore[arg-type]
+        "search": ("search.png", lambda path: draw([], "loss", False, path)),
         "model": ("m.calc", model.save),
         "program": ("p.calc", model.program.save),
         "script": ("m.py", model.to_python),
