@@ -332,24 +332,6 @@ def test_decoders_train_as_in_pytorch(norm_first):
     )  # fmt: skip
 
 
-class Padded(nn.Layer):
-    """An encoder's layer that sees the first steps of each sample."""
-
-    def __init__(self):
-        self.inner = nn.TransformerEncoderLayer(2, dim_feedforward=20)
-
-    def build(self, x, scope, training):
-        name = "lengths" if training else "lengths in use"
-        lengths = x.graph.constant(name, [1, 4, 6], "int64")
-        return self.inner.build(x, f"{scope}.inner", training, lengths=lengths)
-
-
-def test_padding_as_in_pytorch():
-    part = randomized(torch.nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True))
-    mask = torch.arange(6) >= torch.tensor([1, 4, 6])[:, None]
-    same_training(Padded(), {"padded_1.inner": part}, lambda x: part(x, src_key_padding_mask=mask), (3, 6, 12))
-
-
 def test_fewer_heads_of_keys_and_rotary_positions():
     """Scores depend on distances alone: the same steps, later, give the same."""
     x = np.random.default_rng(0).normal(size=(1, 10, 16))
