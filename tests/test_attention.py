@@ -450,7 +450,7 @@ def test_a_bias_is_not_trained():
         (lambda: nn.MultiHeadAttention(4, dropout=0.1), (5, 12), "nn.Dropout behind it"),
         (lambda: nn.MultiHeadAttention(4, window=3), (5, 12), "causal=True"),
         (lambda: nn.MultiHeadAttention(5), (5, 12), "multiple of 5 heads"),
-        (lambda: nn.MultiHeadAttention(4), (12,), "is not .N, steps, features"),
+        (lambda: nn.MultiHeadAttention(4), (12,), "takes sequences, .N, steps, features"),
         (lambda: nn.TransformerEncoderLayer(4, activation="rel"), (5, 12), "relu"),
         (lambda: nn.TransformerEncoderLayer(4, dropout=1.0), (5, 12), "dropout"),
         (lambda: nn.TransformerDecoderLayer(4), (5, 12), "memory"),

@@ -21,7 +21,9 @@ from calcvm.kernels_cpu._target import Target, host
 
 SOURCE = Path(cv.__file__).parent
 KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
-PRODUCTS = [f"{family}{on}" for family in ("contraction", "convolution", "transformers") for on in ("", " on blas")]
+PRODUCTS = [
+    f"{family}{on}" for family in ("contraction", "convolution", "recurrent", "transformers") for on in ("", " on blas")
+]
 ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
 LOOPS = {"loops": ("vm.run.loop",)}
 PLACES = KERNELS | ON_BLAS | LOOPS

@@ -131,5 +131,5 @@ def test_what_is_refused():
     g = cv.CalcGraph()
     with g.path("learn"):
         for shape in ((None,), (None, 3, 4, 5)):
-            with pytest.raises(cv.ShapeError, match=r"is not \(N, steps, channels\), or \(N, channels\) for one step"):
+            with pytest.raises(cv.ShapeError, match=r"is not \(N, steps, features\), or \(N, features\) for one step"):
                 nn.CausalConv1d(4, 3).build(g.placeholder(f"x{len(shape)}", shape), "a", training=True)

@@ -78,7 +78,8 @@ def test_every_public_callable_answers_for_a_name_that_it_has_not() -> None:
                 function(**{wrong: 1})
             except hints.UnknownArgument as error:
                 assert repr(wrong) in str(error)
-                if meant and meant not in str(error):
+                alike = [p for p, slip in slips if slip == wrong]  # of weight_ih and weight_hh both
+                if meant and not any(p in str(error) for p in alike):
                     missed.append((name, meant, str(error)))
             except cv.CalcError as error:
                 raw.append((name, wrong, str(error)))

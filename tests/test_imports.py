@@ -61,7 +61,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     # functions: types of the methods that it sets
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
-    "sequences": ({"errors", "graph", "functions"}, set()),
+    "sequences": ({"checks", "graph", "functions"}, set()),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gathers": ({"errors", "checks", "ops", "graph", "functions"}, {"numpy"}),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),

@@ -23,8 +23,9 @@ from calcvm import nn
 from calcvm.functions import __all__ as OF_FUNCTIONS
 from calcvm.gathers import __all__ as OF_GATHERS
 from calcvm.images import __all__ as IMAGES
+from calcvm.sequences import __all__ as OF_SEQUENCES
 
-FUNCTIONS = [*OF_FUNCTIONS, *OF_GATHERS]
+FUNCTIONS = [*OF_FUNCTIONS, *OF_GATHERS, *OF_SEQUENCES]
 X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
 Y = np.arange(24) % 3
 WRONG = [
@@ -100,6 +101,10 @@ def function(name):
         right |= {"variables": [s.x, s.x]} if name in ("concat", "stack") else {}
         right |= {"axis": None} if name == "squeeze" else {}
         right |= {"b": s.x} if name in ("add", "sub", "mul", "div") else {}
+        if name in OF_SEQUENCES:
+            width = {"rnn": 3, "gru": 9, "lstm": 12}[name]
+            right |= {"x": s.g.placeholder("s", (None, 5, 4))}
+            right |= {w: s.g.parameter(w, (n, width)) for w, n in (("weight_ih", 4), ("weight_hh", 3))}
         return fn(**{**right, **wrong})
 
     return call, [*inspect.signature(fn).parameters]
@@ -134,6 +139,23 @@ def layer(kind):
         right = {p: OF_IMAGES[p] for p in _parameters(kind) if p in OF_IMAGES}
         x = s.g.placeholder("image", (None, 2, *(6,) * axes))
         return kind(**{**right, **wrong}).build(x, "layer", True)
+
+    return call, _parameters(kind)
+
+
+SEQUENCES = {
+    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), {"hidden_size": 3}), nn.MultiHeadAttention: {"num_heads": 2}, nn.PositionalEmbedding: {"max_length": 5},
+    **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), {"nhead": 2}),
+}  # fmt: skip
+
+
+def of_sequences(kind):
+    """A layer of sequences, built; one that reads a memory reads the sequence itself."""
+
+    def call(**wrong):
+        x = scene().g.placeholder("s", (None, 5, 4))
+        more = (x,) if kind is nn.TransformerDecoderLayer else ()
+        return kind(**{**SEQUENCES[kind], **wrong}).build(x, "layer", True, *more)
 
     return call, _parameters(kind)
 
@@ -222,6 +244,10 @@ def targets():
 
     out |= {
         "cv.set_workers": (team, ["n"]),
+        "cv.pad_sequences": (
+            lambda **wrong: cv.pad_sequences(**{"sequences": [[1.0], [2.0, 3.0]], "steps": 3, **wrong}), ["sequences", "steps"],
+        ),
+        **{f"nn.{kind.__name__}": of_sequences(kind) for kind in SEQUENCES},
         "nn.Linear": (network, _parameters(nn.Linear)),
         "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
         "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),

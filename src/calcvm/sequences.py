@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from calcvm import checks
 from calcvm import functions as F
-from calcvm.errors import CalcError
 from calcvm.graph import Variable, apply
 
 __all__ = ["gru", "lstm", "rnn"]
@@ -52,8 +52,7 @@ def rnn(
     -------
     y (N, T, H), the states of all steps; h_n (N, H), the last one.
     """
-    if nonlinearity not in NONLINEARITIES:
-        raise CalcError(f"rnn: nonlinearity must be one of {', '.join(NONLINEARITIES)}, not {nonlinearity!r}")
+    checks.choice("rnn: nonlinearity", nonlinearity, NONLINEARITIES)
     cell, biases = NONLINEARITIES[nonlinearity], (bias_ih, bias_hh)
     y, h_n = _recurrent(cell, x, weight_ih, weight_hh, biases, (h0,), lengths=lengths, reverse=reverse)
     return y, h_n

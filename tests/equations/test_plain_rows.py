@@ -26,7 +26,7 @@ NOT_PLAIN = {  # rows of which no plain kernel can be made, by why
     "its whole operands are of several extents": 40,
     "it updates an operand": 17,
     "its results begin with different indexes, so workers cannot share them": 6,
-    "it has no equation": 10,
+    "it has no equation": 22,
     "words say how its operands lie": 3,
     "an integer word stands after a float": 1,
     "kh has no indexes": 1,

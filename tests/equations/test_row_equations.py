@@ -27,7 +27,7 @@ from calcvm.ops.specialized import specialized
 from calcvm.script.evaluation import activation, row_values
 from tests.rowrun import Case, _row_runs, cases, run_row, words_of
 
-MOST_WITHOUT = 15
+MOST_WITHOUT = 22  # twelve are of recurrent cells
 
 
 def readable(row: RowSpec) -> bool:

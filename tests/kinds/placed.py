@@ -38,11 +38,20 @@ def placements(spec: OpSpec) -> list[Example]:
             tried += [
                 replace(example, shapes=here, attrs=a) for a in (attrs, {k: _put(v, n, None) for k, v in attrs.items()})
             ]
-        for e in tried:
+        for e in (replace(e, integer={slot: _below(spec, e, slot) for slot in e.integer}) for e in tried):
             key = repr((e.shapes, e.attrs))
             if key not in found and _fits(spec, e):
                 found[key] = e
     return list(found.values())
+
+
+def _below(spec: OpSpec, example: Example, slot: str) -> int:
+    """What the numbers of an index are below: of any batch, if that is the size of the axis that they count along."""
+    axis = {"lengths": 1, "embedding": 0, "one_hot": 0, "scatter_add": 0}.get(
+        slot if slot == "lengths" else spec.name, -1
+    )
+    size = example.shapes[0][example.attrs.get("axis", axis)] if example.shapes[0] else None
+    return example.integer[slot] if size is not None else 2 if slot == "lengths" else 1
 
 
 def _put(value: Any, old: Any, new: Any) -> Any:
@@ -140,10 +149,7 @@ class Placed:
 
     def _draw(self, slot: str, shape: Sequence[int | None], rng: np.random.Generator) -> np.ndarray:
         if slot in self.example.integer:
-            classes = self.example.integer[slot] if self.example.shapes[0][-1] is not None else 1
-            if slot == "lengths" and None in [x[1] for x in self.example.shapes if len(x) == 3]:
-                classes = 2  # as many keys as samples: one at least
-            return rng.integers(0, classes, shape).astype(float)
+            return rng.integers(0, self.example.integer[slot], shape).astype(float)
         return rng.uniform(self.example.low, self.example.high, shape)
 
     def expected(self, values: Mapping[str, np.ndarray], batch: int, rng_state: np.ndarray) -> tuple[np.ndarray, float]:

@@ -235,6 +235,18 @@ def length_of(T, lengths, has, sample):
     return int(lengths[sample]) if has else T
 
 
+@njit(inline=True)
+def checked_length(me, T, lengths, has, sample):
+    """As `length_of`; -1, after a trap, for a length that is none."""
+    if not has:
+        return T
+    found = lengths[sample]
+    if found >= 0 and found <= T and int(found) == found:
+        return int(found)
+    trap(me, BAD_LENGTH)
+    return -1
+
+
 @njit
 def ordered(me, m, lo, T, lengths, has, who, counts):
     """The samples from lo on, the longest first, equal ones in order; False after a trap, for a length that is none."""
@@ -245,11 +257,10 @@ def ordered(me, m, lo, T, lengths, has, who, counts):
     for t in range(T + 2):
         counts[t] = 0
     for i in range(lo, lo + m):
-        given = lengths[i]
-        if not (given >= 0 and given <= T) or int(given) != given:
-            trap(me, BAD_LENGTH)
+        length = checked_length(me, T, lengths, has, i)
+        if length < 0:
             return False
-        counts[T - int(given) + 1] += 1
+        counts[T - length + 1] += 1
     for t in range(T + 1):
         counts[t + 1] += counts[t]
     for i in range(lo, lo + m):
@@ -408,7 +419,7 @@ def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, 
     lo, hi = rows
     to, mode = at(dwh, lo * g * H + off), acc
     for n in range(N):
-        length = length_of(T, lengths, has, n)
+        length = checked_length(me, T, lengths, has, n)
         first = n * T + (length - 1 if reverse else 0)
         h, row = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
         for of_first in range(2):

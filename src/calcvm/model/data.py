@@ -16,6 +16,7 @@ from calcvm.vm.memory.totals import Totals
 from calcvm.vm.run.feeds import numbers, numeric, of_batches, outside
 
 Arrays = dict[str, np.ndarray]
+MOST_STEPS = 2**24
 
 
 def arrays_of(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -77,11 +78,11 @@ def _sequences(what: str, names: Sequence[str], given: Any, steps: Mapping[str, 
         array = given
         lengths = np.full(len(given), steps.get(first or "", 0)) if hasattr(given, "__len__") else None
     else:
-        array, lengths = pad_sequences(given, steps[first], what)
+        array, lengths = _padded(what, given, steps[first])
     return {first: array, LENGTHS: lengths} if LENGTHS in names and first is not None else array
 
 
-def pad_sequences(sequences: Iterable[Any], steps: int, what: str = "pad_sequences") -> tuple[np.ndarray, np.ndarray]:
+def pad_sequences(sequences: Iterable[Any], steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Sequences of different lengths as one array, with zeros after their ends, and their lengths.
 
     Parameters
@@ -103,20 +104,19 @@ def pad_sequences(sequences: Iterable[Any], steps: int, what: str = "pad_sequenc
     (array([[1, 2, 3],
            [4, 0, 0]]), array([3, 1]))
     """
-    arrays = [numbers(f"{what}: sequence {i}", item) for i, item in enumerate(sequences)]
-    steps = checks.integer(f"{what}: steps", steps)
-    filled = next((a for a in arrays if len(a)), arrays[0] if arrays else np.zeros(0))
-    out = np.zeros(
-        (len(arrays), steps, *filled.shape[1:]), np.result_type(*(a.dtype for a in arrays if len(a)), filled.dtype)
-    )
+    return _padded("pad_sequences", sequences, checks.integer("pad_sequences: steps", steps, 1, MOST_STEPS))
+
+
+def _padded(what: str, sequences: Any, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    given = checks.items(what, sequences, "a list of arrays (length, ...)")
+    arrays = [numeric(f"{what}: sequence {i}", samples(f"{what}: sequence {i}", item)) for i, item in enumerate(given)]
+    filled = [a for a in arrays if len(a)] or arrays or [np.zeros(0)]
+    out = np.zeros((len(arrays), steps, *filled[0].shape[1:]), np.result_type(*(a.dtype for a in filled)))
     for i, a in enumerate(arrays):
-        if a.ndim == 0 or len(a) > steps:
-            found = "no axis of steps" if a.ndim == 0 else f"{len(a)} steps"
-            raise ShapeError(f"{what}: sequence {i} has {found}, and the model takes {steps} at most")
-        if len(a) and a.shape[1:] != filled.shape[1:]:
-            raise ShapeError(
-                f"{what}: sequence {i} has the shape {a.shape}, others have {('steps', *filled.shape[1:])}"
-            )
+        if len(a) > steps:
+            raise ShapeError(f"{what}: sequence {i} has {len(a)} steps, and {steps} are the most")
+        if len(a) and a.shape[1:] != filled[0].shape[1:]:
+            raise ShapeError(f"{what}: sequence {i} has steps of shape {a.shape[1:]}, another of {filled[0].shape[1:]}")
         out[i, : len(a)] = a if len(a) else 0
     return out, np.array([len(a) for a in arrays], np.int64)
 

@@ -107,9 +107,7 @@ class RNN(_Recurrent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.nonlinearity not in sequences.NONLINEARITIES:
-            known = ", ".join(sequences.NONLINEARITIES)
-            raise CalcError(f"RNN: nonlinearity must be one of {known}, not {checks.shown(self.nonlinearity)}")
+        checks.choice("RNN: nonlinearity", self.nonlinearity, sequences.NONLINEARITIES)
 
     @property
     def _options(self) -> dict[str, Any]:

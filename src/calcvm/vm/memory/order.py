@@ -37,8 +37,12 @@ def checked_order(what: str, loaded: Loaded, order: Any) -> tuple[str, ...]:
     wanted = f"the paths that train, in their order, such as {(*trained,)},"
     paths = checks.items(f"{what}: order", order, wanted)
     for path in paths or [""]:
-        if path not in trained:
-            why = f"path {path!r} does not train" if path in [*loaded.paths] else f"no path {checks.shown(path)}"
+        if not (isinstance(path, str) and path in trained):
+            why = (
+                f"path {path!r} does not train"
+                if isinstance(path, str) and path in loaded.paths
+                else f"no path {checks.shown(path)}"
+            )
             raise CalcError(f"{what}: order: {why if paths else 'it is empty'}; {wanted} are wanted")
     return (*paths,)
 
