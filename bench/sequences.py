@@ -81,8 +81,8 @@ def recurrent(kind: str, batch: int, result: Result) -> tuple[Contestants, Conte
             optimizer.step()
 
     model["input"], model["target"] = x, t
-    ours = {"inference": lambda n: model.run_round("predict", steps=n), "training": model.run_steps}
-    return {"calcvm": ours["inference"], "torch": infer}, {"calcvm": ours["training"], "torch": train}
+    inference: Contestants = {"calcvm": lambda n: model.run_round("predict", steps=n), "torch": infer}
+    return inference, {"calcvm": lambda n: model.run_steps(n), "torch": train}
 
 
 def layers(result: Result, quick: bool) -> None:
