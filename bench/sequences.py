@@ -147,9 +147,9 @@ def streams(result: Result, quick: bool) -> None:
         times = turns({"calcvm": ours, "1000 in turn": in_turn, "torch": cells}, quick)
         label = f"a step of {kind.upper()} {INPUTS}-{UNITS} with its state kept"
         rows.append([label, *(number(min(seconds) * 1e6) for seconds in times.values())])
-        result.target("streams", f"{label}, from Python", min(times["calcvm"]) * 1e6, 1.3, "us", at_most=True)
+        result.target("P15", f"{label}, from Python", min(times["calcvm"]) * 1e6, 1.3, "us", at_most=True)
         value = min(times["1000 in turn"]) * 1e6
-        result.target("streams", f"{label}, 1000 streams in turn, each", value, 1.8, "us", at_most=True)
+        result.target("P15", f"{label}, 1000 streams in turn, each", value, 1.8, "us", at_most=True)
     result.table("One step at a time, us", ["", "calcvm", "1000 streams in turn, each", "torch's cell"], rows)
 
 
