@@ -1,4 +1,4 @@
-"""Models of six programs, taken in turns through one heap, against each alone in a heap of its own."""
+"""Models of six programs take turns in one heap, beside each alone in another heap."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ KINDS = {"gan": (gan, DATA, ORDER), "agent": (actor_critic, PLAY, ("value", "lea
 
 
 def alone(model):
-    """A copy in a heap of its own."""
+    """A copy in another heap."""
     return model.copy(heap=cv.CalcHeap(model.program.heap_bytes))
 
 
@@ -490,7 +490,7 @@ def test_torch_has_one_optimizer_for_two_lengths():
 
 
 def test_one_optimizer_given_to_two_paths_has_two_states():
-    """As ever: `examples/gan.py` gives one object to two paths."""
+    """`examples/gan.py` gives one object to two paths, which have two states."""
     program = cv.compile(buckets(share=False, optimizer=cv.Adam(1e-2)), batch_size=5)
     model = cv.CalcHeap(program.heap_bytes).create(program)
     model.step(X[:40].reshape(5, 8, -1)[:, :, :2], X[:5, :1], path="of_8")

@@ -20,6 +20,7 @@ FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
 AXES = 6  # axes of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
 PAGES = 6  # the int64 of the heap's first block that holds the descriptor of the page file, plus 1
+BAD_INDEX = 1  # the trap of a row that meets an index of data outside its range
 LOST_PAGES = 2  # the trap of a row that cannot write or read its pages
 
 

@@ -14,10 +14,9 @@ NONLINEARITIES = {"tanh": "rnn", "relu": "rnn_relu"}
 
 
 def _recurrent(
-    cell: str, x: Variable, w_ih: Variable, w_hh: Variable, biases: Any, states: Any, **how: Any
+    cell: str, x: Variable, w_ih: Variable, w_hh: Variable, biases: Any, states: Any, lengths: Any, reverse: bool
 ) -> tuple[Variable, ...]:
-    """All outputs of a cell; an error of its shapes names the function's arguments."""
-    lengths, reverse = how["lengths"], how["reverse"]
+    """All outputs of a cell over sequences."""
     y = apply(cell, F.linear(x, w_ih, biases[0]), w_hh, biases[1], *states, lengths, reverse=reverse)
     assert y.producer is not None
     return tuple(y.producer.outputs.values())
@@ -54,7 +53,7 @@ def rnn(
     """
     checks.choice("rnn: nonlinearity", nonlinearity, NONLINEARITIES)
     cell, biases = NONLINEARITIES[nonlinearity], (bias_ih, bias_hh)
-    y, h_n = _recurrent(cell, x, weight_ih, weight_hh, biases, (h0,), lengths=lengths, reverse=reverse)
+    y, h_n = _recurrent(cell, x, weight_ih, weight_hh, biases, (h0,), lengths, reverse)
     return y, h_n
 
 
@@ -83,7 +82,7 @@ def gru(
     -------
     y (N, T, H), the states of all steps; h_n (N, H), the last one.
     """
-    y, h_n = _recurrent("gru", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), lengths=lengths, reverse=reverse)
+    y, h_n = _recurrent("gru", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), lengths, reverse)
     return y, h_n
 
 
@@ -124,5 +123,5 @@ def lstm(
     y (B, 50, 64) h_n (B, 64)
     """
     states, biases = (h0, c0), (bias_ih, bias_hh)
-    y, h_n, c_n = _recurrent("lstm", x, weight_ih, weight_hh, biases, states, lengths=lengths, reverse=reverse)
+    y, h_n, c_n = _recurrent("lstm", x, weight_ih, weight_hh, biases, states, lengths, reverse)
     return y, h_n, c_n

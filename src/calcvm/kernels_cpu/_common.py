@@ -29,6 +29,7 @@ from numba.extending import intrinsic
 
 from calcvm.errors import CalcError
 from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
+    BAD_INDEX,
     FLAG_PC_SHIFT,
     TRAP_CODE,
     TRAP_PC,
@@ -199,6 +200,17 @@ def trap(me, code):
     h = me.heap
     h[TRAP_CODE] = like(h, code)
     h[TRAP_PC] = like(h, me.row[1] >> FLAG_PC_SHIFT)
+
+
+@njit(inline=True)
+def index_of(me, value, n):
+    """A number of the data as an index; one that is no integer in [0, n) traps, and counts as 0."""
+    if value >= 0 and value < n:
+        k = int(value)
+        if k == value:
+            return k
+    trap(me, BAD_INDEX)
+    return 0
 
 
 # ---------------------------------------------------------------- registry

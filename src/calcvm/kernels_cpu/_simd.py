@@ -7,7 +7,7 @@ jitted code calls (``native``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -122,20 +122,7 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
                     each(init, irs, add_init)
                     each(c, crs, lambda k, p, e, mask: e.store(sums[k], p, mask))
 
-        at_row = cgutils.alloca_once_value(b, c64(0))
-        for mr, least in heights:
-            test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
-            b.branch(test)
-            b.position_at_end(test)
-            i = b.load(at_row)
-            left = b.sub(m, i)
-            b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
-            b.position_at_end(body)
-            t = Tile(e, mr, mr == least, i, left, parts)
-            tile(t, e.at(c, b.mul(i, crs)), e.at(init, b.mul(i, irs)))
-            b.store(b.add(i, c64(mr)), at_row)
-            b.branch(test)
-            b.position_at_end(end)
+        by_heights(e, m, heights, parts, lambda t: tile(t, *t.begins((c, crs), (init, irs))))
 
     return native(lambda target: f"{name}_{tiles(target).name}", f"i{kinds}pipiii", emit)
 
@@ -198,6 +185,26 @@ class Tile:
     @property
     def zeros(self) -> list[Any]:
         return [e.zero for e, _ in self.parts] * self.mr
+
+
+def by_heights(
+    e: Emit, m: Any, heights: Iterable[tuple[int, int]], parts: list[tuple[Emit, Any]], visit: Callable[[Tile], None]
+) -> None:
+    """``visit(tile)`` over m rows, in tiles of these heights (see `Tiles`)."""
+    b, at_row = e.b, cgutils.alloca_once(e.b, I64)
+    b.store(c64(0), at_row)
+    for mr, least in heights:
+        test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
+        b.branch(test)
+        b.position_at_end(test)
+        i = b.load(at_row)
+        left = b.sub(m, i)
+        b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
+        b.position_at_end(body)
+        visit(Tile(e, mr, mr == least, i, left, parts))
+        b.store(b.add(i, c64(mr)), at_row)
+        b.branch(test)
+        b.position_at_end(end)
 
 
 def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:

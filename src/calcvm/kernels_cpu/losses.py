@@ -22,6 +22,7 @@ from calcvm.kernels_cpu._common import (
     at,
     fact,
     given,
+    index_of,
     kernel,
     kernel_as,
     lanes,
@@ -29,13 +30,11 @@ from calcvm.kernels_cpu._common import (
     njit,
     seen_as,
     share,
-    trap,
 )
 from calcvm.kernels_cpu._loops import flat, scaled, total
 from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rexpsum, rmax, rsum, scale
 from calcvm.kernels_cpu._target import current
 
-BAD_LABEL = 1  # trap code
 SHORT_ROWS = 4
 vector_bits = fact(lambda target: target.vectors[0])
 
@@ -191,17 +190,6 @@ def softmax_row(n, x, y, m, keep):
     return s
 
 
-@njit(inline=True)
-def class_of(me, label, n):
-    """The label as an index; a label outside 0..n-1 traps (and the index is safe)."""
-    if label >= 0 and label < n:
-        k = int(label)
-        if k == label:
-            return k
-    trap(me, BAD_LABEL)
-    return 0
-
-
 def few_classes(bits=0):
     """Cross entropy of rows that fit one vector (of ``bits``), against labels: one log per vector of rows.
 
@@ -216,7 +204,7 @@ def few_classes(bits=0):
             rows = min(hi - lo, lanes(p))
             for j in range(rows):
                 k = lo + j
-                picked = logits[k * n + class_of(me, labels[k], n)]  # before setting p, which may be logits
+                picked = logits[k * n + index_of(me, labels[k], n)]  # before setting p, which may be logits
                 m, s = softmax(n, at(logits, k * n), at(p, k * pitch))
                 sums[j] = s
                 t_l[k] = m - picked
@@ -236,7 +224,7 @@ def short_rows(me, lo, rows, n, logits, labels, p, pitch, t_l, sums):
     p = at(p, lo * pitch)
     for k in range(lo, lo + rows):
         x, y = at(logits, k * n), at(p, (k - lo) * n)
-        picked, m = x[class_of(me, labels[k], n)], x[0]  # before setting p, which may be logits
+        picked, m = x[index_of(me, labels[k], n)], x[0]  # before setting p, which may be logits
         for j in range(1, n):
             m = max(m, x[j])
         for j in range(n):
@@ -322,7 +310,7 @@ def softmax_cross_entropy_fwd(
                 weight = hard * rsum(N, t) + like(p, smoothing)
                 term = hard * weighted(N, t, x, m)
             else:
-                term = hard * (m - x[class_of(me, target[k], N)])
+                term = hard * (m - x[index_of(me, target[k], N)])
             if smoothing != 0:
                 term += soft * below_max(N, x, m)
             total += weight * log(softmax_row(N, x, at(y, k * pitch), m, keep)) + term
@@ -346,7 +334,7 @@ def softmax_cross_entropy_bwd(
     else:
         affine((hi - lo) * N, at(p, lo * N), at(dlogits, lo * N), a, soft)
         for k in range(lo, hi):
-            dlogits[k * N + class_of(me, target[k], N)] -= hard
+            dlogits[k * N + index_of(me, target[k], N)] -= hard
 
 
 # ---------------------------------------------------------------- one element of each row
@@ -355,7 +343,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
     lo, hi = share(me, rows)
     for k in range(lo * inner, hi * inner):
-        y[k] = x[k * N + class_of(me, index[k], N)]
+        y[k] = x[k * N + index_of(me, index[k], N)]
 
 
 @kernel
@@ -365,7 +353,7 @@ def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
     for k in range(lo * inner * N, hi * inner * N):
         dx[k] = like(dx, 0.0)
     for k in range(lo * inner, hi * inner):
-        dx[k * N + class_of(me, index[k], N)] = dy[k]
+        dx[k * N + index_of(me, index[k], N)] = dy[k]
 
 
 # ---------------------------------------------------------------- metrics
@@ -389,6 +377,6 @@ def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l:
             if dense and alike(target, scores):
                 label = argmax(at(seen_as(target, scores), k * N), N)
             else:
-                label = class_of(me, target[k], N)
+                label = index_of(me, target[k], N)
             hits += argmax(at(scores, k * N), N) == label
         t_l[i] = like(scores, hits)

@@ -15,14 +15,13 @@ from numba.core import cgutils
 
 from calcvm.formulas.cells import CELLS, Cell
 from calcvm.kernel import words_of_cell
-from calcvm.kernels_cpu._common import at, given, kernel_as, lanes, like, njit, share, trap
+from calcvm.kernels_cpu._common import at, given, index_of, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import column_sums, copy, fill
-from calcvm.kernels_cpu._simd import Emit, Tile, native, transpose
+from calcvm.kernels_cpu._simd import Emit, Tile, by_heights, native, transpose
 from calcvm.kernels_cpu._vectors import c64
 
-BAD_LENGTH = 1  # trap code
 WIDE = 16  # accumulators of one sample alone
 transposed = transpose()
 
@@ -38,25 +37,13 @@ def _tiles(
     b = e.b
     broad, full = max(WIDE // vectors, 1), b.and_(units, c64(-e.lanes))
     height = (24 if e.target.registers == 32 else 12) // vectors
-    at_row = cgutils.alloca_once(b, c64(0).type)
 
     def over(start: Any, stop: Any, n: int, rem: Any = None) -> None:
         most = height // n
         with cgutils.for_range_slice(b, start, stop, c64(n * e.lanes)) as (j, _):
             masks = [None] * (n - 1) + [None if rem is None else e.lanes_below(rem)]
-            b.store(c64(0), at_row)
-            for mr, least in {most: most, max(most // 2, 1): min(most, 2), 1: 1}.items() if most else ((1, 1),):
-                test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
-                b.branch(test)
-                b.position_at_end(test)
-                i = b.load(at_row)
-                left = b.sub(m, i)
-                b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
-                b.position_at_end(body)
-                visit(Tile(e, mr, mr == least, i, left, [(e, mask) for mask in masks]), j, masks)
-                b.store(b.add(i, c64(mr)), at_row)
-                b.branch(test)
-                b.position_at_end(end)
+            heights = {most: most, max(most // 2, 1): min(most, 2), 1: 1} if most else {1: 1}
+            by_heights(e, m, heights.items(), [(e, mask) for mask in masks], lambda t: visit(t, j, masks))
 
     def whole(start: Any, n: int) -> Any:
         stop = b.add(start, b.mul(b.udiv(b.sub(units, start), c64(n * e.lanes)), c64(n * e.lanes)))
@@ -231,60 +218,45 @@ def _step_back(cell: Cell) -> Any:
 
 # ---------------------------------------------------------------- samples and their lengths
 @njit(inline=True)
-def length_of(T, lengths, has, sample):
-    return int(lengths[sample]) if has else T
-
-
-@njit(inline=True)
-def checked_length(me, T, lengths, has, sample):
-    """As `length_of`; -1, after a trap, for a length that is none."""
-    if not has:
-        return T
-    found = lengths[sample]
-    if found >= 0 and found <= T and int(found) == found:
-        return int(found)
-    trap(me, BAD_LENGTH)
-    return -1
+def length_of(me, T, lengths, has, sample):
+    """The steps of a sample."""
+    return index_of(me, lengths[sample], T + 1) if has else T
 
 
 @njit
-def ordered(me, m, lo, T, lengths, has, who, counts):
-    """The samples from lo on, the longest first, equal ones in order; False after a trap, for a length that is none."""
+def order_samples(me, m, lo, T, lengths, has, who, counts):
+    """who : the m samples from lo on, the longest first, equal ones in order.  counts : scratch, T + 2 numbers."""
     if not has:
         for i in range(m):
             who[i] = lo + i
-        return True
+        return
     for t in range(T + 2):
         counts[t] = 0
     for i in range(lo, lo + m):
-        length = checked_length(me, T, lengths, has, i)
-        if length < 0:
-            return False
-        counts[T - length + 1] += 1
+        counts[T - length_of(me, T, lengths, has, i) + 1] += 1
     for t in range(T + 1):
         counts[t + 1] += counts[t]
     for i in range(lo, lo + m):
-        t = T - int(lengths[i])
+        t = T - length_of(me, T, lengths, has, i)
         who[counts[t]] = i
         counts[t] += 1
-    return True
 
 
 @njit(inline=True)
-def running_at(s, m, T, lengths, has, who):
+def running_at(me, s, m, T, lengths, has, who):
     """How many of the ordered samples have a step s."""
     if has:
-        while m > 0 and length_of(T, lengths, has, who[m - 1]) <= s:
+        while m > 0 and length_of(me, T, lengths, has, who[m - 1]) <= s:
             m -= 1
     return m if s < T else 0
 
 
 @njit(inline=True)
-def places(s, m, T, lengths, has, reverse, who, now):
+def places(me, s, m, T, lengths, has, reverse, who, now):
     """The places of step s of m samples among all steps."""
     for i in range(m):
         n = who[i]
-        now[i] = n * T + (length_of(T, lengths, has, n) - 1 - s if reverse else s)
+        now[i] = n * T + (length_of(me, T, lengths, has, n) - 1 - s if reverse else s)
 
 
 @njit(inline=True)
@@ -312,12 +284,11 @@ def _run_forward(cell: Cell) -> Any:
         keep = 1 if has_gates and given(me, gates) else 0
         keep_more = 1 if apart and given(me, more) else 0
         fill(g * H, zeros, like(ws, 0))
-        if not ordered(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2))):
-            return
+        order_samples(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2)))
         bias, to, of = b if given(me, b) else zeros, c if kept else cn, now if kept else who
-        s, left = 0, running_at(0, m, T, lengths, has, who)
+        s, left = 0, running_at(me, 0, m, T, lengths, has, who)
         while left > 0:
-            places(s, left, T, lengths, has, reverse, who, now)
+            places(me, s, left, T, lengths, has, reverse, who, now)
             first = s == 0
             hb, hs = at(y, back), H
             cb, cs = at(c, back) if kept else cn, H
@@ -327,9 +298,9 @@ def _run_forward(cell: Cell) -> Any:
             of_h, of_c = who if first else now, who if first else of
             step(left, hs, H, now, z, wh, bias, hb, of_h, hs, cb, of_c, cs, to, of, y, gates, more, keep, keep_more)
             s += 1
-            left = running_at(s, left, T, lengths, has, who)
+            left = running_at(me, s, left, T, lengths, has, who)
         for n in range(lo, hi):
-            length = length_of(T, lengths, has, n)
+            length = length_of(me, T, lengths, has, n)
             end, tail, unused = (n * T + (0 if reverse else length - 1)) * H, n * T + length, T - length
             fill(unused * H, at(y, tail * H), like(y, 0))
             if keep:
@@ -368,22 +339,21 @@ def _run_backward(cell: Cell) -> Any:
         has_dy = given(me, dy)
         d, ds = dy if has_dy else zeros, H if has_dy else 0
         fill(H, zeros, like(ws, 0))
-        if not ordered(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2))):
-            return
+        order_samples(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2)))
         transposed(H, g * H, wh, g * H, wt, width)
         for n in range(lo, hi):
             put(H, given(me, dhn), at(dhn, n * H), at(dh, n * H))
             if two:
                 put(H, given(me, dcn), at(dcn, n * H), at(dc, n * H))
-            end = n * T + length_of(T, lengths, has, n)
+            end = n * T + length_of(me, T, lengths, has, n)
             fill(((n + 1) * T - end) * g * H, at(dz, end * g * H), like(dz, 0))
             if apart:
                 fill(((n + 1) * T - end) * apart * H, at(dmore, end * apart * H), like(dz, 0))
         dnext, mnext = at(dz, ahead * g * H), at(dmore, ahead * apart * H)
         s = T - 1
         while s >= 0:
-            left, on = running_at(s, m, T, lengths, has, who), running_at(s + 1, m, T, lengths, has, who)
-            places(s, left, T, lengths, has, reverse, who, now)
+            left, on = running_at(me, s, m, T, lengths, has, who), running_at(me, s + 1, m, T, lengths, has, who)
+            places(me, s, left, T, lengths, has, reverse, who, now)
             hb, of, hs = at(y, back), now, H
             cb, cs = at(c, back), H
             if s == 0:
@@ -398,8 +368,8 @@ def _run_backward(cell: Cell) -> Any:
                     )  # fmt: skip
             s -= 1
         if given(me, dh0):
-            left = running_at(0, m, T, lengths, has, who)
-            places(0, left, T, lengths, has, reverse, who, now)
+            left = running_at(me, 0, m, T, lengths, has, who)
+            places(me, 0, left, T, lengths, has, reverse, who, now)
             if left > 0:
                 step(
                     left, 1, H, now, who, dz, dmore, wt, width, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc, dz,
@@ -419,7 +389,7 @@ def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, 
     lo, hi = rows
     to, mode = at(dwh, lo * g * H + off), acc
     for n in range(N):
-        length = checked_length(me, T, lengths, has, n)
+        length = length_of(me, T, lengths, has, n)
         first = n * T + (length - 1 if reverse else 0)
         h, row = n * T + (1 if reverse else 0), n * T + (0 if reverse else 1)
         for of_first in range(2):

@@ -13,16 +13,15 @@ from typing import Any
 from llvmlite import ir
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, like, njit, share, trap
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elementwise, fill, loop_of
 from calcvm.kernels_cpu._simd import transpose
 from calcvm.kernels_cpu._vectors import c64
 
-# Of a block of scores, with twice as many queries for FEW keys: as in ops.transformers.
+# A block of scores has QUERIES rows, or twice as many if there are at most FEW keys.  `ops.transformers` has the same numbers.
 QUERIES, KEYS, FEW = 24, 256, 128
-BAD_LENGTH = 1  # trap code
 NONE = float("-inf")
 
 turned = transpose()
@@ -224,16 +223,8 @@ def head_forward(
 
 @njit(inline=True)
 def length_of(me, lengths, n, S, masked):
-    """The keys of a sample; a length outside 0..S traps (and 0 is safe)."""
-    if not masked:
-        return S
-    length = lengths[n]
-    if length >= 0 and length <= S:
-        whole = int(length)
-        if whole == length:
-            return whole
-    trap(me, BAD_LENGTH)
-    return 0
+    """The keys of a sample."""
+    return index_of(me, lengths[n], S + 1) if masked else S
 
 
 @njit(inline=True)

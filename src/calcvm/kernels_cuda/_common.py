@@ -16,6 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
+    BAD_INDEX,
     FLAG_PC_SHIFT,
     TRAP_CODE,
     TRAP_PC,
@@ -29,7 +30,7 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
     types_of,
     words_of,
 )
-from calcvm.kernels_cuda._cuda import I64, WORDS, compiled_by, device, in_global, like, thread, types
+from calcvm.kernels_cuda._cuda import I64, WORDS, compiled_by, device, in_global, like, thread, types, wide
 from calcvm.kernels_cuda._routines import Routine, ints
 from calcvm.lazy import cached_property
 
@@ -54,6 +55,18 @@ def trap(me, code):
     """Record that the row met something it cannot compute; the VM raises an error after the call."""
     me.heap[TRAP_CODE] = like(me.heap, code)
     me.heap[TRAP_PC] = like(me.heap, me.row[1] >> FLAG_PC_SHIFT)
+
+
+@device
+def index_of(me, value, n):
+    """A number of the data as an index; one that is no integer in [0, n) traps, and counts as 0."""
+    value = wide(value)
+    if value >= like(value, 0) and value < like(value, 1e18):
+        k = int(value)
+        if k < n and like(value, k) == value:
+            return k
+    trap(me, BAD_INDEX)
+    return 0
 
 
 @device

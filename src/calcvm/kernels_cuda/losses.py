@@ -7,7 +7,7 @@ from collections.abc import Callable
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words, words_for
-from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, kernel_as, share, trap
+from calcvm.kernels_cuda._common import Float, Ptr, given, index_of, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import (
     alike,
     device,
@@ -19,7 +19,6 @@ from calcvm.kernels_cuda._cuda import (
     sync_warp,
     thread,
     threads,
-    wide,
 )
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._loops import elementwise, fill
@@ -40,8 +39,6 @@ from calcvm.kernels_cuda._reduce import (
 )
 from calcvm.kernels_cuda._tuples import likes
 from calcvm.kernels_cuda.reduction import softmax_of, sum_of, top_and_sum
-
-BAD_LABEL = 1  # trap code
 
 
 # ---------------------------------------------------------------- from rows to a scalar
@@ -153,18 +150,6 @@ def rows_of_scores(value, args, lo, hi, inner, N, t_l):
         i += count
 
 
-@device
-def class_of(me, label, n):
-    """The label as an index; a label outside 0..n-1 traps (and the index is safe)."""
-    label = wide(label)
-    if label >= like(label, 0) and label < like(label, 1e18):
-        k = int(label)
-        if k < n and like(label, k) == label:
-            return k
-    trap(me, BAD_LABEL)
-    return 0
-
-
 # ---------------------------------------------------------------- softmax cross entropy
 @device
 def _below(args, q, k):
@@ -192,7 +177,7 @@ def _entropy(args, place, ok, k, last, g):
         weight = hard * sure + smoothing
         term = hard * sum_of(_weighted, (x, top, q), zero, k, last, g)
     elif ok:
-        term = hard * (top - x[place * N + class_of(me, target[place], N)])
+        term = hard * (top - x[place * N + index_of(me, target[place], N)])
     if soft != zero:
         term += soft * sum_of(_below, (x, top), zero, k, last, g)
     if given(me, p):
@@ -234,7 +219,7 @@ def softmax_cross_entropy_bwd(
             weight = hard * sure + a * like(p, smoothing)
             each(_dense_dx, (p, seen_as(target, p), weight, hard, soft), 0, dlogits, k, last, step)
         elif row < hi:
-            label = row * N + class_of(me, target[row], N)
+            label = row * N + index_of(me, target[row], N)
             each(_label_dx, (p, label, a, hard, soft), 0, dlogits, k, last, step)
         before += threads() >> g
 
@@ -259,7 +244,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     lo, hi = share(me, rows)
     k = lo * inner + thread()
     while k < hi * inner:
-        y[k] = x[k * N + class_of(me, index[k], N)]
+        y[k] = x[k * N + index_of(me, index[k], N)]
         k += threads()
 
 
@@ -271,7 +256,7 @@ def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
     sync()
     k = lo * inner + thread()
     while k < hi * inner:
-        dx[k * N + class_of(me, index[k], N)] = dy[k]
+        dx[k * N + index_of(me, index[k], N)] = dy[k]
         k += threads()
 
 
@@ -309,7 +294,7 @@ def _hit(args, place, ok, k, last, g):
     if dense:
         want = first_largest(q, k, last, N, g)
     elif ok:
-        want += class_of(me, target[place], N)
+        want += index_of(me, target[place], N)
     return like(scores, 1 if ok and found == want else 0)
 
 

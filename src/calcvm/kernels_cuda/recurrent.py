@@ -10,12 +10,10 @@ from typing import Any
 
 from calcvm.formulas.cells import CELLS, Cell
 from calcvm.kernel import words_of_cell
-from calcvm.kernels_cuda._common import given, kernel_as, share, trap
+from calcvm.kernels_cuda._common import given, index_of, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like, sync, thread, threads
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._tuples import ats, loads, stores
-
-BAD_LENGTH = 1  # trap code
 
 
 def _parts(n: int) -> Callable:
@@ -28,16 +26,8 @@ def _parts(n: int) -> Callable:
 
 @device
 def length_of(me, T, lengths, n):
-    """The length of a sample; one outside 0..T traps, and counts as 0."""
-    if not given(me, lengths):
-        return T
-    length = lengths[n]
-    if length >= 0 and length <= T:
-        steps = int(length)
-        if steps == length:
-            return steps
-    trap(me, BAD_LENGTH)
-    return 0
+    """The steps of a sample."""
+    return index_of(me, lengths[n], T + 1) if given(me, lengths) else T
 
 
 @device

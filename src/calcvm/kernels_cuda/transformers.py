@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share, trap
-from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, warp_size, wide
+from calcvm.kernels_cuda._common import Float, Ptr, given, index_of, kernel, share
+from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, warp_size
 from calcvm.kernels_cuda._math import exp, fma, log, tanh
 from calcvm.kernels_cuda._reduce import divide, larger, warp, warp_sum, warps
 
-BAD_LENGTH = 1  # trap code
 NONE = -np.inf
 
 
@@ -47,16 +46,8 @@ def score(D, q, k, bias, biased, scale, cap):
 
 @device
 def length_of(me, lengths, n, S, masked):
-    """The keys of a sample; a length outside 0..S traps (and 0 is safe)."""
-    if not masked:
-        return S
-    length = wide(lengths[n])
-    if length >= like(length, 0) and length < like(length, 1e18):
-        whole = int(length)
-        if whole <= S and like(length, whole) == length:
-            return whole
-    trap(me, BAD_LENGTH)
-    return 0
+    """The keys of a sample."""
+    return index_of(me, lengths[n], S + 1) if masked else S
 
 
 @device

@@ -74,12 +74,12 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
 def _sequences(what: str, names: Sequence[str], given: Any, steps: Mapping[str, int]) -> Any:
     """Sequences as an array with their lengths: a list of arrays (steps, ...), or an array of sequences that all are whole."""
     first = next((name for name in names if name in steps), None)
-    if first is None or not isinstance(given, list) or not any(np.ndim(item) for item in given):
-        array = given
-        lengths = np.full(len(given), steps.get(first or "", 0)) if hasattr(given, "__len__") else None
-    else:
-        array, lengths = _padded(what, given, steps[first])
-    return {first: array, LENGTHS: lengths} if LENGTHS in names and first is not None else array
+    if first is None:
+        return given
+    lengths = np.full(len(given), steps[first]) if hasattr(given, "__len__") else None
+    if isinstance(given, list) and any(np.ndim(item) for item in given):
+        given, lengths = _padded(what, given, steps[first])
+    return {first: given, LENGTHS: lengths} if LENGTHS in names else given
 
 
 def pad_sequences(sequences: Iterable[Any], steps: int) -> tuple[np.ndarray, np.ndarray]:

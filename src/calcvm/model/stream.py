@@ -11,7 +11,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, Uncopied
-from calcvm.model.roles import PREDICT
+from calcvm.model.roles import PREDICT, STREAM
 from calcvm.ops.dims import Affine
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
@@ -138,7 +138,7 @@ class Stream(methods.HasFastMethods, Uncopied):
 def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, taken: np.ndarray) -> Stream:
     """`Model.stream`; ``taken``: the number of streams at each place of the model's batch."""
     loaded, most = model.loaded, model.batch_size
-    path = loaded.path(path if path is not None else "stream" if "stream" in loaded.paths else PREDICT)
+    path = loaded.path(path if path is not None else STREAM if STREAM in loaded.paths else PREDICT)
     facts = loaded.paths[path]
     if facts["backward"]:
         raise CalcError(f"stream: path {path!r} trains: take a path that only predicts")

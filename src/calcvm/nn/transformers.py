@@ -178,6 +178,7 @@ class _Transformer(Layer):
     bias: bool = True
     kv_heads: int | None = None
     rotary: float | None = None
+    causal: bool = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -193,6 +194,15 @@ class _Transformer(Layer):
 
     def _attention(self, name: str = "", causal: bool = False, **more: Any) -> MultiHeadAttention:
         return _part(self, name, MultiHeadAttention(self.nhead, causal=causal, bias=self.bias, **more))
+
+    def _to_itself(self, x: Variable, scope: str, training: bool, lengths: Variable | None, mask: Any) -> Variable:
+        """x plus its attention to itself."""
+        _features(x, scope, self.nhead)
+        own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
+        return self._added(
+            x, scope, training, "norm1",
+            lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths, mask=mask),
+        )  # fmt: skip
 
     def _linear(self, units: int, x: Variable, scope: str, name: str, training: bool) -> Variable:
         return _part(self, name, Linear(units, bias=self.bias)).build(x, f"{scope}.{name}", training)
@@ -236,19 +246,11 @@ class TransformerEncoderLayer(_Transformer):
     ShapeError : the input is no sequence, or its features do not divide into heads.
     """
 
-    causal: bool = False
-
     def build(
         self, x: Variable, scope: str, training: bool, lengths: Variable | None = None, mask: Any = None
     ) -> Variable:
         self._given(x)
-        _features(x, scope, self.nhead)
-        own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
-        lengths = x.lengths if lengths is None else lengths
-        x = self._added(
-            x, scope, training, "norm1",
-            lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths, mask=mask),
-        )  # fmt: skip
+        x = self._to_itself(x, scope, training, x.lengths if lengths is None else lengths, mask)
         return self._added(x, scope, training, "norm2", lambda x: self._feedforward(x, scope, training))
 
 
@@ -284,12 +286,8 @@ class TransformerDecoderLayer(_Transformer):
                 "layer.build(x, scope, training, memory); a model of one sequence is made of "
                 "nn.TransformerEncoderLayer(nhead, causal=True)"
             )
-        _features(x, scope, self.nhead)
-        own = self._attention("self_attn", self.causal, kv_heads=self.kv_heads, rotary=self.rotary)
         other = self._attention("multihead_attn", kv_heads=self.kv_heads)
-        x = self._added(
-            x, scope, training, "norm1", lambda x: own.build(x, f"{scope}.self_attn", training, lengths=lengths)
-        )
+        x = self._to_itself(x, scope, training, lengths, None)
         x = self._added(
             x, scope, training, "norm2",
             lambda x: other.build(x, f"{scope}.multihead_attn", training, memory=memory, lengths=memory_lengths),
