@@ -13,7 +13,7 @@ from calcvm.kernel import words_of_cell
 from calcvm.kernels_cuda._common import given, index_of, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like, sync, thread, threads
 from calcvm.kernels_cuda._formulas import formula
-from calcvm.kernels_cuda._tuples import ats, loads, stores
+from calcvm.kernels_cuda._tuples import ats, loads, part, stores
 
 
 def _parts(n: int) -> Callable:
@@ -68,6 +68,7 @@ def products(p, at_p, n, q, at_q, step):
 def _forward(cell: Cell) -> Any:
     g, apart, merged, two, has_gates = cell.gates, cell.apart, cell.gates - cell.apart, cell.states == 2, cell.kept
     n_after = cell.states
+    gates_in, more_in = part(n_after, n_after + g), part(n_after + g, n_after + g + apart)
 
     def flat(*x: Any) -> tuple[Any, ...]:
         gates, more, after = cell.forward(x[:g], x[g : g + apart], x[g + apart :])
@@ -93,13 +94,11 @@ def _forward(cell: Cell) -> Any:
         states = device(lambda h, c, i: (h[i],))
         put_c = device(lambda c, i, out: None)
     put_gates = device(
-        (lambda p, H, u, out: stores(ats(of_gates(p, H), u), out[n_after : n_after + g]))
+        (lambda p, H, u, out: stores(ats(of_gates(p, H), u), gates_in(out)))
         if has_gates else (lambda p, H, u, out: None)
     )  # fmt: skip
     put_more = device(
-        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_after + g :]))
-        if apart
-        else (lambda p, H, u, out: None)
+        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), more_in(out))) if apart else (lambda p, H, u, out: None)
     )
 
     @device
@@ -163,6 +162,7 @@ def _backward(cell: Cell) -> Any:
 
     step, of_gates, of_apart = formula(flat), _parts(g), _parts(max(apart, 1))
     n_before = int(direct) + int(two)
+    dz_in, dmore_in = part(n_before, n_before + g), part(n_before + g, n_before + g + apart)
 
     gates_of = device((lambda p, H, u: loads(ats(of_gates(p, H), u))) if has_gates else (lambda p, H, u: ()))
     more_of = device((lambda p, H, u: loads(ats(of_apart(p, H), u))) if apart else (lambda p, H, u: ()))
@@ -175,9 +175,7 @@ def _backward(cell: Cell) -> Any:
         if two else (lambda me, s, here, back, c, n, c0, H, u, dc: ())
     )  # fmt: skip
     put_more = device(
-        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), out[n_before + g :]))
-        if apart
-        else (lambda p, H, u, out: None)
+        (lambda p, H, u, out: stores(ats(of_apart(p, H), u), dmore_in(out))) if apart else (lambda p, H, u, out: None)
     )
 
     @device
@@ -219,7 +217,7 @@ def _backward(cell: Cell) -> Any:
                         dh[n * H + u] = out[0] if direct else zero
                         if two:
                             dc[n * H + u] = out[n_before - 1]
-                        stores(ats(of_gates(at(dz, here * g * H), H), u), out[n_before : n_before + g])
+                        stores(ats(of_gates(at(dz, here * g * H), H), u), dz_in(out))
                         put_more(at(dmore, here * apart * H), H, u, out)
                     u += threads()
                 sync()
