@@ -51,7 +51,7 @@ class GraphFacts:
         layout, that "layout".  For a number that is no mean over the samples, "over" says what it is (`calcvm.lowering.rounds`);
         if it is not a sum either, "why", and the "totals" that it is a function of.  "inner": it is kept for such a number only.
     parameters : "init" and "trainable"; their order determines their random numbers.
-    buffers, carries : "init".
+    buffers, carries : "init"; of some carries "steps", the most that they have room for.
     state : the initial value of each "symbol" of optimizers, counters and constants.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and results of other
         paths; its "output" (of several the first, and all as "outputs").  For a path that trains also its "loss",
@@ -228,7 +228,7 @@ class Lowering:
             self.facts.buffers[v.name] = {"init": self._init(v)}
         elif v.kind == "carry":
             self.emit.variable(v, "carry", persistent=True)
-            self.facts.carries[v.name] = {"init": self._init(v)}
+            self.facts.carries[v.name] = {"init": self._init(v)} | ({"steps": v.steps} if v.steps else {})
         elif v.kind == "constant":
             self.emit.variable(v, "state", persistent=True)
             self._starts(self.emit.env[v], kind="constant", array=v.name)

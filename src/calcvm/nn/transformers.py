@@ -128,7 +128,7 @@ class MultiHeadAttention(Weighted):
                 "steps it keeps"
             )
         E, kv_heads = x.shape[1].b, self.kv_heads or self.num_heads
-        seen = self.carry(x, "seen", ())
+        seen = self.carry(x, "seen", (), steps=None if self.window else steps)
         q, *new = F.split(qkv, [E, E + K], axis=1)
         if self.rotary is not None:
             q, new[0] = (_turned(v, seen, n, self.rotary) for v, n in ((q, self.num_heads), (new[0], kv_heads)))
@@ -317,7 +317,7 @@ class PositionalEmbedding(Layer):
         E = _features(x, scope)
         w = self.parameter(x, "weight", (self.max_length, E), Normal(0.0, 0.02) if self.init is None else self.init)
         if x.rank == 2:
-            step = self.carry(x, "step", ())
+            step = self.carry(x, "step", (), steps=self.max_length)
             F.carry(step, step + 1.0)
             return x + gathers.embedding(step, w)
         T = x.shape[1].b

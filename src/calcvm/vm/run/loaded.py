@@ -332,6 +332,13 @@ class Loaded(Uncopied):
             written |= {program.symbol_of(pc, o.name) for o in program.spec(pc).operands if o.writes}
         return tuple(name for name in program.info.get("carries", ()) if self.variables[name]["symbol"] in written)
 
+    def most_steps(self, path: str) -> float:
+        """The most steps from the start on for which a path's carries have room."""
+        carries = self.program.info.get("carries", {})
+        return min(
+            (carries[name]["steps"] for name in self.carried(path) if "steps" in carries[name]), default=float("inf")
+        )
+
     @cached_property
     def changes(self) -> frozenset[str]:
         """Paths that change the model; all others only read it."""
