@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError, ShapeError, Uncopied
-from calcvm.init import Initializer
+from calcvm.init import Constant, Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.elementwise import CAST_ROW
@@ -310,6 +310,11 @@ class Loaded(Uncopied):
             for name, facts in info.get(kind, {}).items()
         }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
+
+    @cached_property
+    def uniform(self) -> frozenset[str]:
+        """Variables whose elements all start from one number."""
+        return frozenset(name for name, made in self.initializers.items() if isinstance(made, Constant))
 
     def rows_at(self, path: str, batch: int, place: int) -> tuple[np.ndarray, int]:
         """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call.
