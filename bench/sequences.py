@@ -153,6 +153,67 @@ def streams(result: Result, quick: bool) -> None:
     result.table("One step at a time, us", ["", "calcvm", "1000 streams in turn, each", "torch's cell"], rows)
 
 
+# ---------------------------------------------------------------- texts
+WIDTH, LAYERS, HEADS, LETTERS, ROOM = 64, 2, 4, 65, 128
+
+
+def texts(result: Result, quick: bool) -> None:
+    """Texts of as many tokens as a GPT has room for, each drawn by its softmax."""
+    import torch
+    from torch.nn import functional as F
+
+    import calcvm as cv
+
+    net = cv.zoo.gpt(LETTERS, width=WIDTH, layers=LAYERS, heads=HEADS, steps=ROOM)
+    model = cv.Model(
+        net, input_shape=(ROOM,), optimizer=cv.Adam(1e-3), batch_size=1, workers=1, stream=True, seed=0
+    )  # fmt: skip
+    w = {name: torch.from_numpy(array.copy()) for name, array in model.parameters.items()}
+    keys, values = torch.zeros(2, LAYERS, HEADS, ROOM, WIDTH // HEADS)
+
+    def scores(token: Any, step: int) -> Any:
+        x = w["embedding_1.weight"][token] + w["positionalembedding_1.weight"][step]
+        for i in range(LAYERS):
+            own = f"transformerencoderlayer_{i + 1}."
+            y = F.layer_norm(x, (WIDTH,), w[own + "norm1.scale"], w[own + "norm1.shift"])
+            y = torch.addmv(w[own + "self_attn.in_proj_bias"], w[own + "self_attn.in_proj_weight"].T, y)
+            q, k, v = y.view(3, HEADS, 1, -1)
+            keys[i, :, step], values[i, :, step] = k[:, 0], v[:, 0]
+            y = F.scaled_dot_product_attention(q[None], keys[i, None, :, : step + 1], values[i, None, :, : step + 1])
+            x = x + torch.addmv(w[own + "self_attn.out_proj.bias"], w[own + "self_attn.out_proj.weight"].T, y.view(-1))
+            y = F.layer_norm(x, (WIDTH,), w[own + "norm2.scale"], w[own + "norm2.shift"])
+            y = F.gelu(torch.addmv(w[own + "linear1.bias"], w[own + "linear1.weight"].T, y))
+            x = x + torch.addmv(w[own + "linear2.bias"], w[own + "linear2.weight"].T, y)
+        return w["embedding_1.weight"] @ F.layer_norm(x, (WIDTH,), w["layernorm_1.scale"], w["layernorm_1.shift"])
+
+    stream = model.stream()
+    with torch.inference_mode():
+        worst = max(np.abs(stream(k % LETTERS) - scores(k % LETTERS, k).numpy()).max() for k in range(ROOM))
+    del stream
+    if worst > TOLERANCE:
+        result.fail(f"GPT: scores differ from PyTorch's by {worst:.1e}")
+
+    def ours(n: int) -> None:
+        for seed in range(n):
+            model.generate([1], ROOM, seed=seed)
+
+    def theirs(n: int) -> None:
+        with torch.inference_mode():
+            for _ in range(n):
+                token = torch.tensor(1)
+                for step in range(ROOM):
+                    token = torch.multinomial(torch.softmax(scores(token, step), 0), 1)[0]
+
+    times = turns({"calcvm": ours, "torch": theirs}, quick)
+    label = f"a token of GPT, {WIDTH} wide, {LAYERS} layers, cache of {ROOM} steps"
+    rows = [[label, *(number(min(seconds) / ROOM * 1e6) for seconds in times.values())]]
+    result.table("Texts, us per token, drawn", ["", "calcvm", "PyTorch with a cache"], rows)
+    result.target(
+        "P15", f"{label}, cache written and sampled", min(times["calcvm"]) / ROOM * 1e6, 7.5, "us", at_most=True
+    )
+    result.target("P15", f"{label}, against PyTorch", ratio(times["torch"], times["calcvm"]), 20, "x")
+
+
 def main(quick: bool = False) -> bool:
     """Run the workload; True if all results agree."""
     result = Result("sequences", "Sequences", quick)
@@ -164,4 +225,5 @@ def main(quick: bool = False) -> bool:
     torch.set_num_threads(1)
     layers(result, quick)
     streams(result, quick)
+    texts(result, quick)
     return result.save()

@@ -128,6 +128,7 @@ class Variable(Answering):
     trainable: bool = False
     settled: bool = field(default=False, repr=False)  # the layout is fixed, because something reads it
     unnamed: bool = field(default=False, repr=False)  # the name is automatic: a variable named by the user may take it
+    steps: int | None = field(default=None, repr=False)  # of a carry: the most that it has room for
     lengths: Variable | None = field(default=None, repr=False)  # of sequences (N, T, ...): steps of each sample, (N,)
 
     def rename(self, name: str) -> Variable:
@@ -161,7 +162,17 @@ class Variable(Answering):
             init = (init.shape, init.dtype.str, init.tobytes())
         elif isinstance(init, Mapping):
             init = tuple(init.items())
-        return (self.name, self.kind, self.shape, self.type, self.layout, init, self.regularizer, self.trainable)
+        return (
+            self.name,
+            self.kind,
+            self.shape,
+            self.type,
+            self.layout,
+            init,
+            self.regularizer,
+            self.trainable,
+            self.steps,
+        )
 
     @property
     def shape(self) -> Shape:
@@ -936,11 +947,13 @@ class CalcGraph(Answering):
         name: str,
         shape: Sequence[int | None],
         init: Initializer | np.ndarray | str | Callable[..., Any] = "zeros",
+        steps: int | None = None,
     ) -> Variable:
         """Add a state that a model keeps for each sample from call to call; `calcvm.carry` says what a path leaves in it.
 
         shape : sizes, with None for the batch first: (None, 64).
         init : as in `parameter`, for one sample; every sample starts from it.
+        steps : the most steps from the start on that it has room for, such as keys of attention: `Model.generate` takes no more.
         """
         from calcvm.init import initializer_of
 
@@ -948,7 +961,8 @@ class CalcGraph(Answering):
         sizes = checks.sizes(f"{what}: shape", shape, batch=True)
         if sizes[:1] != (None,) or None in sizes[1:]:
             raise ShapeError(f"{what}: its shape has the batch first, such as (None, 64), not {checks.shown(shape)}")
-        return self._add(name, "carry", shape_of(sizes), init=initializer_of(what, init, sizes[1:]))
+        steps = None if steps is None else checks.integer(f"{what}: steps", steps)
+        return self._add(name, "carry", shape_of(sizes), init=initializer_of(what, init, sizes[1:]), steps=steps)
 
     def parameters(self, prefix: str = "") -> list[Variable]:
         """Parameters whose names begin with ``prefix``, such as the scope of a layer."""

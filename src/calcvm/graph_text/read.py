@@ -182,7 +182,8 @@ class _Reader:
         return self.graph.buffer(name, sizes, **({"init": _initial(said["init"], sizes)} if said else {}))
 
     def _source_carry(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
-        return self.graph.carry(name, sizes, **({"init": _initial(said["init"], sizes[1:])} if said else {}))
+        given = {"init": _initial(said["init"], sizes[1:])} if "init" in said else {}
+        return self.graph.carry(name, sizes, **given, steps=literal(said["steps"]) if "steps" in said else None)
 
     def _source_constant(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
         if "value" not in said:

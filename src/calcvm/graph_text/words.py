@@ -36,7 +36,7 @@ SOURCES = {
     "placeholder": ("dtype", "channels_last"),
     "parameter": ("init", "regularizer", "trainable", "layout"),
     "buffer": ("init",),
-    "carry": ("init",),
+    "carry": ("init", "steps"),
     "constant": ("dtype", "value"),
     "state": ("dtype", "kind", "value", "of"),
 }

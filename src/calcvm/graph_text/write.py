@@ -81,6 +81,8 @@ class _Writer:
             said.append(("channels_last", "True"))
         if v.kind in ("parameter", "buffer", "carry"):
             said.append(("init", _initial(what, v.init)))
+        if v.steps is not None:
+            said.append(("steps", str(v.steps)))
         if v.kind == "parameter":
             if v.regularizer is not None:
                 said.append(("regularizer", _regularizer(what, v.regularizer)))

@@ -13,10 +13,10 @@ from typing import Any
 from llvmlite import ir
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, same, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._math import _horizontal, _vectors, counting, each, elementwise, fill, loop_of
+from calcvm.kernels_cpu._math import _horizontal, _vectors, copy, counting, each, elementwise, fill, loop_of
 from calcvm.kernels_cpu._simd import transpose
 from calcvm.kernels_cpu._vectors import c64
 
@@ -370,3 +370,16 @@ def attention_packed_bwd(
     k, dk, row = at(qkv, G * R * D), at(dqkv, G * R * D), (R + 2) * G * D
     v, dv = at(k, G * D), at(dk, G * D)
     backward(me, sizes, masks, wn, qkv, row, k, v, row, lengths, bias, y, lse, dy, dqkv, dk, dv, wanted, ws)
+
+
+# ---------------------------------------------------------------- keys and values of the steps before
+@kernel
+def put_line_fwd(me, N, S, K, x: Ptr, v: Ptr, place: Ptr.index, y: Ptr):
+    """y[n] = x[n] (S,K) with v[n] as line place[n].  y may be x, of which only that line then changes.  Samples are shared."""
+    lo, hi = share(me, N)
+    if S == 0:
+        return
+    if not same(x, y):
+        copy((hi - lo) * S * K, at(x, lo * S * K), at(y, lo * S * K))
+    for n in range(lo, hi):
+        copy(K, at(v, n * K), at(y, (n * S + index_of(me, place[n], S)) * K))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from calcvm.kernels_cuda._common import Float, Ptr, given, index_of, kernel, share
-from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, warp_size
+from calcvm.kernels_cuda._cuda import at, device, lane, like, shared, shuffle_xor, sync_warp, thread, threads, warp_size
 from calcvm.kernels_cuda._math import exp, fma, log, tanh
 from calcvm.kernels_cuda._reduce import divide, larger, warp, warp_sum, warps
 
@@ -248,3 +248,15 @@ def attention_packed_bwd(
     v, dv = at(k, G * D), at(dk, G * D)
     all_of_them = (True, True, True)
     backward(me, sizes, masks, (scale, cap), qkv, row, k, v, row, lengths, bias, y, lse, dy, dqkv, dk, dv, all_of_them)
+
+
+# ---------------------------------------------------------------- keys and values of the steps before
+@kernel
+def put_line_fwd(me, N, S, K, x: Ptr, v: Ptr, place: Ptr.index, y: Ptr):
+    """y[n] = x[n] (S,K) with v[n] as line place[n].  y may be x.  Samples are shared."""
+    lo, hi = share(me, N)
+    for n in range(lo, hi):
+        first, i = index_of(me, place[n], S) * K, thread()
+        while i < S * K:
+            y[n * S * K + i] = v[n * K + i - first] if first <= i and i < first + K else x[n * S * K + i]
+            i += threads()

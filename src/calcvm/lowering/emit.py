@@ -110,7 +110,8 @@ class Emitter:
         shapes = op.shapes()
         local: dict[str, Value] = {n: self.env[v] for n, v in op.inputs.items()}
         for slot, v in op.outputs.items():
-            self.variable(v, "activation")
+            if v not in self.env:
+                self.variable(v, "activation")
             local[slot] = self.env[v]
         for slot, shape in op.saved.items():
             local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape, type=spec.type_of(slot))

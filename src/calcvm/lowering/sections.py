@@ -28,6 +28,7 @@ from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import extent
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
+from calcvm.ops.transformers import PUT_LINE
 from calcvm.ops.types import FLOAT
 from calcvm.optim import Sampled
 
@@ -51,7 +52,7 @@ class GraphFacts:
         layout, that "layout".  For a number that is no mean over the samples, "over" says what it is (`calcvm.lowering.rounds`);
         if it is not a sum either, "why", and the "totals" that it is a function of.  "inner": it is kept for such a number only.
     parameters : "init" and "trainable"; their order determines their random numbers.
-    buffers, carries : "init".
+    buffers, carries : "init"; of some carries "steps", the most that they have room for.
     state : the initial value of each "symbol" of optimizers, counters and constants.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and results of other
         paths; its "output" (of several the first, and all as "outputs").  For a path that trains also its "loss",
@@ -228,7 +229,7 @@ class Lowering:
             self.facts.buffers[v.name] = {"init": self._init(v)}
         elif v.kind == "carry":
             self.emit.variable(v, "carry", persistent=True)
-            self.facts.carries[v.name] = {"init": self._init(v)}
+            self.facts.carries[v.name] = {"init": self._init(v)} | ({"steps": v.steps} if v.steps else {})
         elif v.kind == "constant":
             self.emit.variable(v, "state", persistent=True)
             self._starts(self.emit.env[v], kind="constant", array=v.name)
@@ -248,6 +249,10 @@ class Lowering:
 
     def _describe(self, v: Variable, used: set[Value], labels: tuple[int | None, int | None]) -> None:
         value = self._value(v)
+        if (
+            value is not None and value.kind == "carry" and self._root(v).kind == "result"
+        ):  # a new state, in the place of the old one
+            value = None
         if value is None or value not in used:
             reason = "fused into another operator"
         elif (root := self._root(v)).kind == "result" and root not in self.readable:
@@ -324,6 +329,9 @@ class Lowering:
         for state in (state for state in states if state in late):
             emit.env[state] = emit.tensor(f"{state.name}.before", "activation", state.shape, type=states[state].type)
             inserted.move(emit, states[state], emit.env[state], state, state.name)
+        emit.env |= {
+            new: states[s] for s, new in path.carries.items() if s not in late and self._in_place(s, new, operations)
+        }
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
@@ -343,7 +351,8 @@ class Lowering:
                 else:
                     emit.forward(op)
             for state, new in path.carries.items() if wanted else ():
-                inserted.move(emit, emit.env[new], states[state], new, state.name)
+                if emit.env[new] is not states[state]:
+                    inserted.move(emit, emit.env[new], states[state], new, state.name)
             if wanted:
                 self.facts.layers[path.name], lines = lines_of(path, section)
                 self.lines |= lines
@@ -369,6 +378,12 @@ class Lowering:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
         emit.env |= states
+
+    def _in_place(self, state: Variable, new: Variable, operations: list[Operation]) -> bool:
+        """Whether the row of a new state changes the old one where it lies: nothing else reads that."""
+        of = [op for op in operations if new in op.outputs.values() and op.spec.name == PUT_LINE]
+        reads = [v for op in operations for v in op.inputs.values() if v.source is state]
+        return len(of) == len(reads) == 1 and of[0].inputs["x"] is state and new not in self.kept
 
     @staticmethod
     def _read_late(path: Path, operations: list[Operation], forward: set[Variable]) -> set[Variable]:

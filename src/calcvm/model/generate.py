@@ -1,73 +1,211 @@
-"""Generation: tokens one after the other, each drawn from the scores that a stream gives after the ones before."""
+"""Generation: tokens one after the other, each drawn from the scores that the path stream gives after the ones before.
+
+A text is a pass of rounds (`calcvm.vm.run.loop.run_rounds`).  Each fetches the tokens of a step, runs the path's rows, and lets the
+sampler (`calcvm.vm.run.sampling`) write the tokens of the next step where that fetches them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
+from calcvm.kernels_shared.random import hashing
+from calcvm.model.roles import STREAM
+from calcvm.model.stream import BATCH, PHASES, Stream
+from calcvm.ops.dims import show
+from calcvm.vm.program.facts import MAX_SEED
+from calcvm.vm.run import job as J
+from calcvm.vm.run.device import Cpu
+from calcvm.vm.run.entry import address, entry
+from calcvm.vm.run.feeds import code_of
+from calcvm.vm.run.slices import latest
 
 if TYPE_CHECKING:
-    from calcvm.model.stream import Stream
+    from calcvm.model.model import Model
+    from calcvm.vm.run.loaded import Loaded
+
+LEAST = 1e-300  # a temperature whose reciprocal is finite
+_, key, _ = hashing(lambda fn: fn, lambda x: np.asarray(x).astype(np.uint64), lambda z, n: z >> np.uint64(n))
 
 
 class Sampler:
-    """Draws a token of scores: at random by their softmax, or the best one (``temperature`` 0)."""
+    """Words of a sampler (`calcvm.vm.run.job`), and the arrays that they point to.
 
-    def __init__(self, temperature: Any, top_k: Any, top_p: Any, seed: Any):
-        self.temperature = checks.number("generate: temperature", temperature, 0)
-        self.top_k = None if top_k is None else checks.integer("generate: top_k", top_k)
-        self.top_p = None if top_p is None else checks.number("generate: top_p", top_p, 0, 1, ends="(]")
-        self.rng = np.random.default_rng(None if seed is None else checks.integer("generate: seed", seed, 0))
+    text : int64 (steps, n), the tokens that each step reads.
+    scores : the size of the vocabulary, and bytes of a score.
+    keys : uint64 (n,), of the random numbers.
+    """
 
-    def draw(self, scores: np.ndarray) -> np.ndarray:
-        """A token for each row of scores (n, vocabulary); of equal scores the first counts as the higher one."""
-        if not self.temperature:
-            return scores.argmax(1)
-        scores = scores.astype(np.float64) / self.temperature
-        if self.top_k is not None or self.top_p is not None:
-            order = np.argsort(-scores, 1, kind="stable")
-            ranked = np.take_along_axis(scores, order, 1)
-            ranked[:, scores.shape[1] if self.top_k is None else self.top_k :] = -np.inf
-            if self.top_p is not None:
-                p = np.exp(ranked - ranked[:, :1])
-                before = np.cumsum(p, 1) - p
-                ranked[before >= self.top_p * p.sum(1, keepdims=True)] = -np.inf
-            np.put_along_axis(scores, order, ranked, 1)
-        noise = self.rng.gumbel(size=scores.shape)  # the largest of scores with Gumbel noise is drawn by their softmax
-        return (scores + noise).argmax(1)
+    def __init__(
+        self, prompts: Sequence[np.ndarray], tokens: int, scores: tuple[int, int], keys: np.ndarray, *,
+        temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, stop: int | None = None,
+    ):  # fmt: skip
+        n, end = len(prompts), -1 if stop is None else stop
+        self.lengths, self.tokens = np.array([len(prompt) for prompt in prompts]), tokens
+        self.text = np.full((self.lengths.max() + tokens, n), end)
+        for i, prompt in enumerate(prompts):
+            self.text[: len(prompt), i] = prompt
+        self._keys, self._space = np.array(keys).view(np.int64), np.empty(3 * scores[0])
+        self._reals = np.array([temperature and max(temperature, LEAST), 1.0 if top_p is None else top_p])
+        words = self.words = np.zeros(J.SAMPLER_WORDS, np.int64)
+        words[[J.DRAW, J.SAMPLES, J.VOCABULARY, J.SCORE_BYTES]] = address("draw"), n, *scores
+        words[[J.TOKENS, J.END, J.TOP_K]] = tokens, end, scores[0] if top_k is None else min(top_k, scores[0])
+        arrays = self.text, self.lengths, self._keys, self._reals, self._space
+        words[[J.TEXT, J.LENGTHS, J.KEYS, J.REALS, J.SPACE]] = [array.ctypes.data for array in arrays]
+        self._address = words.ctypes.data
+
+    @property
+    def over(self) -> bool:
+        """Whether all texts are complete (CalcError: scores are not finite)."""
+        found = self.words.item(J.OVER)
+        if found >= J.STRANGE:
+            raise CalcError(
+                f"generate: the scores of sample {found - J.STRANGE} after {self.words[J.STEPPED]} tokens are not finite: "
+                "has the training diverged?"
+            )
+        return bool(found)
+
+    def draw(self, scores: np.ndarray) -> None:
+        """Set the tokens of the next step, from scores (n, vocabulary)."""
+        entry("draw")(self._address, np.ascontiguousarray(scores).ctypes.data)
+
+    def drawn(self) -> np.ndarray:
+        """The tokens after each prompt, (n, tokens)."""
+        return np.stack([self.text[k : k + self.tokens, i] for i, k in enumerate(self.lengths)])
 
 
-def prompts_of(prompt: Any) -> tuple[np.ndarray, bool]:
-    """Prompts as an array (n, length) of integers, and whether one was given alone."""
-    array = np.asarray(prompt)
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.shape[-1] or not len(array):
+def run(stream: Stream, sampler: Sampler, token: str, scores: str) -> None:
+    """Write the texts in compiled code, in this thread's turn; ``token``, ``scores``: what a step reads, and its result."""
+    model, loaded, n = stream.model, stream.model.loaded, stream.batch
+    slot, record, program, rounds = model.slot, model.record, model.program, len(sampler.text) - 1
+    text, own = sampler.text, token in loaded.own_types
+    spans = np.array(loaded.round(STREAM, *PHASES), np.int64)
+    feed = np.array([text.ctypes.data, code_of(text, own), 1, loaded.symbol(token).offset])
+    drain = np.array([sampler.words.ctypes.data, J.SAMPLED, 0, loaded.symbol(scores).offset])
+    job = np.zeros(J.TASK_WORDS, np.int64)
+    loaded.device.prepare_task(job, loaded)
+    job[[J.HEAP, J.ROW_BYTES, J.ITEMSIZE, J.SEED_OFF]] = slot.address, program.row_bytes, program.itemsize, -1
+    job[[J.ROWS_FULL, J.N_SAMPLES, J.BATCH, J.LEARNING]] = stream.rows[1], rounds * n, n, n
+    job[[J.SPANS, J.FEEDS, J.DRAINS]] = [array.ctypes.data for array in (spans, feed, drain)]
+    job[[J.N_SPANS, J.N_FEEDS, J.N_DRAINS]] = len(spans), 1, 1
+    job[J.PACE] = stream.rows[1] + 3
+    workers = 1 if n <= loaded.brief(STREAM, PHASES) else model.workers
+    record.forget()
+    record.changed = True
+    while job[J.REACHED] < rounds and not sampler.over:
+        job[J.FIRST], job[J.COUNT] = job[J.REACHED], rounds - job[J.REACHED]
+        job[J.DEADLINE], job[J.UNTIL] = latest(), 0
+        slot.execute("run_rounds", job, job.ctypes.data, workers)
+
+
+def generated(
+    model: Model, prompt: Any, tokens: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, stop: Any
+) -> np.ndarray:
+    """`Model.generate`."""
+    loaded = model.loaded
+    if STREAM not in loaded.paths:
+        raise CalcError('generate: the model has no path "stream": make it with cv.Model(..., stream=True)')
+    token, scores, read, vocabulary = _roles(loaded)
+    tokens = checks.integer("generate: tokens", tokens, 0)
+    how: dict[str, Any] = {
+        "temperature": float(checks.number("generate: temperature", temperature, 0)),
+        "top_k": None if top_k is None else checks.integer("generate: top_k", top_k),
+        "top_p": None if top_p is None else float(checks.number("generate: top_p", top_p, 0, 1, ends="(]")),
+        "stop": None if stop is None else checks.integer("generate: stop", stop, 0, vocabulary - 1),
+    }
+    prompts, alone = _prompts(prompt, read)
+    longest, most = max(map(len, prompts)), loaded.most_steps(STREAM)
+    if longest + tokens - 1 > most:
         raise CalcError(
-            f"generate: the prompt is an array of tokens, (length,) or (n, length), not {checks.shown(prompt)}"
+            f"generate: a prompt of {longest} tokens and {tokens} more take {longest + tokens - 1} steps, and the network has room for "
+            f"{most}: give a shorter prompt, or make the model with an input_shape of more steps"
         )
-    return np.atleast_2d(array).astype(np.int64), array.ndim == 1
+    keys = _keys(seed, len(prompts))
+    sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), keys, **how)
+    if tokens:
+        stream = model.stream(STREAM, batch=len(prompts))
+        with model.record.change, model.record.turn.mine:
+            stream.reset()
+            if isinstance(loaded.device, Cpu) and loaded.own_types.get(token, "int64") == "int64":
+                run(stream, sampler, token, scores)
+            else:
+                for step in sampler.text[:-1]:
+                    sampler.draw(stream(step))
+                    if sampler.over:
+                        break
+    found = sampler.drawn()
+    return found[0] if alone else found
 
 
-def generated(stream: Stream, prompts: np.ndarray, tokens: int, sampler: Sampler, stop: int | None) -> np.ndarray:
-    """So many tokens after each prompt, (n, tokens); after ``stop`` all are ``stop``."""
-    stream.reset()
-    for step in prompts.T:
-        scores = stream(step)
-    if scores.ndim != 2:
-        raise ShapeError(
-            f"generate: the model gives {scores.shape[1:]} for a step, and scores of the tokens, (vocabulary,), are wanted"
+def _roles(loaded: Loaded) -> tuple[str, str, int, int]:
+    """What a step of a language model reads, and its scores; the numbers of tokens that it reads, and scores."""
+    facts, feeds = loaded.paths[STREAM], loaded.feeds(STREAM, PHASES)
+    outputs = [name for name in facts.get("outputs", [facts["output"]]) if name is not None]
+    form = loaded.forms[outputs[0]] if len(outputs) == 1 and outputs[0] not in loaded.own_types else ()
+    for names, fits, wanted in (
+        (
+            feeds,
+            len(feeds) == 1 and loaded.forms[feeds[0]] == BATCH,
+            "takes {}, and one token of each sample, (B,), is",
+        ),
+        (
+            outputs,
+            len(form) == 2 and form[:1] == BATCH and form[1].constant,
+            "gives {} for a step, and scores of the tokens, (B, vocabulary), are",
+        ),
+    ):
+        if not fits:
+            shown = " and ".join(f"{name} {show(loaded.forms[name])}" for name in names) or "nothing"
+            raise ShapeError(f"generate: path {STREAM!r} {wanted.format(shown)} wanted")
+    vocabulary, read = form[1].b, loaded.variables[feeds[0]]["classes"]
+    if read is not None and read < vocabulary:
+        raise CalcError(
+            f"generate: the network gives scores of {vocabulary} tokens, and reads only tokens below {read}"
         )
-    out = np.empty((len(prompts), tokens), np.int64)
-    over = np.zeros(len(prompts), bool)
-    for i in range(tokens):
-        out[:, i] = np.where(over, stop or 0, sampler.draw(scores))
-        if stop is not None:
-            over |= out[:, i] == stop
-            if over.all():
-                out[:, i:] = stop
-                break
-        if i + 1 < tokens:
-            scores = stream(out[:, i])
-    return out
+    return feeds[0], outputs[0], read or vocabulary, vocabulary
+
+
+def _prompts(given: Any, read: int) -> tuple[list[np.ndarray], bool]:
+    """Prompts, arrays of tokens below ``read``, and whether one was given alone."""
+    several = getattr(given, "ndim", 0) == 2 or (
+        isinstance(given, (list, tuple)) and any(np.iterable(p) and not isinstance(p, (str, bytes)) for p in given)
+    )
+    prompts = []
+    for prompt in given if several else (given,):
+        try:
+            array = np.asarray(prompt)
+        except ValueError:  # its rows differ in length
+            array = np.zeros(())
+        if array.dtype.kind not in "iu" or array.ndim != 1 or not array.size:
+            raise CalcError(
+                "generate: a prompt is an array of tokens, which are integers, and at least one: (length,), or (n, length), or a "
+                f"list of arrays, not {checks.shown(prompt)}"
+            )
+        wrong = np.flatnonzero((array < 0) | (array >= read))
+        if wrong.size:
+            raise CalcError(
+                f"generate: tokens of the prompt are integers in [0, {read}), not {array[wrong[0]]}, at index {wrong[0]}"
+            )
+        prompts.append(array.astype(np.int64))
+    if not prompts:
+        raise CalcError(
+            "generate: there is no prompt in an empty list, and a text has at least one token of it: array of tokens"
+        )
+    return prompts, not several
+
+
+def _keys(seed: Any, n: int) -> np.ndarray:
+    """Keys of random numbers: of (seed, sample), or of each sample's own seed."""
+    if seed is None:
+        seed = int(np.random.default_rng().integers(MAX_SEED))
+    if np.ndim(seed) == 1:
+        if len(seed) != n:
+            raise CalcError(f"generate: {len(seed)} seeds for {n} prompts: give one for each, or one for all")
+        seeds, samples = [checks.integer("generate: seed", s, 0) for s in seed], np.zeros(n, np.int64)
+    else:
+        seeds, samples = [checks.integer("generate: seed", seed, 0)] * n, np.arange(n)
+    return np.asarray(key(seeds, samples, 0), np.uint64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import wraps
 from io import BytesIO
 from os import PathLike
@@ -19,11 +19,11 @@ from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
-from calcvm.model.generate import Sampler, generated, prompts_of
+from calcvm.model.generate import generated
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
-from calcvm.model.roles import LEARN, PREDICT, STREAM, Roles, trained_paths
+from calcvm.model.roles import LEARN, PREDICT, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
@@ -353,31 +353,34 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         stop: int | None = None,
     ) -> np.ndarray:
         """Tokens that continue a prompt, each drawn by the softmax of the network's scores for the next one.
 
         The model is made with ``stream=True``: its path "stream" takes one token, and keeps keys, values and states of those before.
+        The whole text is written in compiled code, with the model's workers; Ctrl-C ends it between two tokens.
 
         Parameters
         ----------
-        prompt : integers, shape (length,), or (n, length) for n prompts of one length, at most ``batch_size``
-        tokens : how many to draw.
-        temperature : scores are divided by it; 0 takes the best token.
-        top_k : only the best so many are drawn.
-        top_p : only the best ones are drawn that together have this probability.
-        seed : of the random numbers: the same seed draws the same tokens.
-        stop : a token at which to end: all after it are ``stop`` too.
+        prompt : integers, shape (length,), or n prompts, at most ``batch_size``: (n, length), or a list of arrays of any lengths.
+        tokens : how many to draw after each prompt.
+        temperature : scores are divided by it; 0 takes the best token, of equal ones the first.
+        top_k : only the best so many are drawn; of equal ones the first count as better.
+        top_p : only the best ones are drawn, until they have this probability together.
+        seed : of the random numbers.  The numbers of prompt i follow from (seed, i), and with a list of n seeds from its own one, as if
+            it were alone.  Nothing else changes a text: team, places in the batch, calls.  None: another text each time.
+        stop : a token at which a text ends: all after it are ``stop`` too.
 
         Returns
         -------
-        ndarray of int64, shape (tokens,) or (n, tokens)
+        ndarray of int64, shape (tokens,), or (n, tokens): the tokens after each prompt, whatever its length
 
         Raises
         ------
-        CalcError : the model has no path "stream", the prompt is not of integers, or all places have streams.
-        Trap : a token is outside the vocabulary, or there are more than the network has positions for.
+        CalcError : the model has no path "stream" from a token to scores, a setting is out of range, a prompt is empty or has no
+            integers of the vocabulary, prompt and tokens are longer than attention's cache or the positions, all places have
+            streams, or scores are not finite.  In all cases but the last the model is unchanged.
 
         Examples
         --------
@@ -389,13 +392,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         >>> model.generate([0, 1], tokens=7, temperature=0)
         array([2, 0, 1, 2, 0, 1, 2])
         """
-        sampler, tokens = Sampler(temperature, top_k, top_p, seed), checks.integer("generate: tokens", tokens, 0)
-        stop = None if stop is None else checks.integer("generate: stop", stop, 0)
-        prompts, alone = prompts_of(prompt)
-        if STREAM not in self.loaded.paths:
-            raise CalcError('generate: the model has no path "stream": make it with cv.Model(..., stream=True)')
-        out = generated(self.stream(STREAM, batch=len(prompts)), prompts, tokens, sampler, stop)
-        return out[0] if alone else out
+        return generated(self, prompt, tokens, temperature, top_k, top_p, seed, stop)
 
     @overload
     def run_steps(self, n: int, path: str | None = None) -> float: ...

@@ -25,8 +25,11 @@ class Stream(methods.HasFastMethods, Uncopied):
     """Samples at some places of a model's batch: each call is the next step of each, from the state that the last one left.
 
     Made by `Model.stream`.  Calls change the model's carries at these places only, so a model has as many streams as its
-    batch has places.  They go on after the model was trained, switched out or loaded (``save(state=True)``).  A `predict`
-    of n samples by the same path is a step of the first n places.
+    batch has places.  They go on after the model was trained, with its new parameters, and after it was switched out or loaded
+    (``save(state=True)``).  A `predict` of n samples by the same path is a step of the first n places.
+
+    Each call has ``batch`` samples: any other number raises a `ShapeError`, and so does every call after ``model.close()``, a
+    `CalcError`.  A call that raises changes no state, except that a trap may leave a step half done.
 
     Attributes
     ----------
@@ -130,9 +133,17 @@ class Stream(methods.HasFastMethods, Uncopied):
             given[name] = array
         self.model.set_states(self.places, given)
 
-    def reset(self) -> None:
-        """Set its state back to the start."""
-        self.model.reset_state(range(self.place, self.place + self.batch))
+    def reset(self, samples: Any = None) -> None:
+        """Set its state back to the start, of all samples, or of some: their places among those of a call.
+
+        Raises
+        ------
+        CalcError : a place is no integer in [0, batch).
+        """
+        if samples is None:
+            samples = range(self.batch)
+        within = [checks.integer("stream.reset: a sample", k, 0, self.batch - 1) for k in np.ravel(samples).tolist()]
+        self.model.reset_state([self.place + k for k in within])
 
 
 def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, taken: np.ndarray) -> Stream:

@@ -143,9 +143,11 @@ class Layer(Answering):
         """A buffer of the layer, such as a running mean (`CalcGraph.buffer`); otherwise as `parameter`."""
         return _shared(self, x, "buffer", name, shape, init=init)
 
-    def carry(self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros") -> Variable:
+    def carry(
+        self, x: Variable, name: str, shape: Sequence[Any], init: Any = "zeros", steps: int | None = None
+    ) -> Variable:
         """A state of each sample that the layer keeps from call to call (`CalcGraph.carry`), of this shape; otherwise as `parameter`."""
-        return _shared(self, x, "carry", name, (None, *shape), init=init)
+        return _shared(self, x, "carry", name, (None, *shape), init=init, steps=steps)
 
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)

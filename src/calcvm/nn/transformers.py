@@ -12,7 +12,7 @@ import numpy as np
 from calcvm import checks, gathers
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Variable
+from calcvm.graph import Variable, apply
 from calcvm.init import Normal
 from calcvm.nn.layers import Layer, Linear, Weighted, one_step
 from calcvm.nn.norms import LayerNorm
@@ -121,24 +121,25 @@ class MultiHeadAttention(Weighted):
         return self._projected(y, scope, training)
 
     def _step(self, x: Variable, qkv: Variable, K: int, scope: str) -> Variable:
-        """One step (N, E): its query, and the keys and values of all steps so far, the newest first."""
+        """One step (N, E): its query, and the keys and values of all steps so far, of which the newest take the place of the oldest."""
         if not self.causal or (steps := self.window or vars(self).get("_steps")) is None:
             raise CalcError(
                 f"{scope}: attention runs step by step if it is causal, and was built on whole sequences before, which says how many "
                 "steps it keeps"
             )
         E, kv_heads = x.shape[1].b, self.kv_heads or self.num_heads
-        seen = self.carry(x, "seen", ())
+        seen = self.carry(x, "seen", (), steps=None if self.window else steps)
         q, *new = F.split(qkv, [E, E + K], axis=1)
         if self.rotary is not None:
             q, new[0] = (_turned(v, seen, n, self.rotary) for v, n in ((q, self.num_heads), (new[0], kv_heads)))
+        place = self.carry(x, "place", ())
         kept = []
         for name, v in zip(("keys", "values"), new):
-            past, v = self.carry(x, name, (steps, K)), F.expand_dims(v, 1)
-            kept.append(F.concat([v, past[:, :-1]], axis=1) if steps > 1 else v)
-            F.carry(past, kept[-1])
+            past = self.carry(x, name, (steps, K))
+            kept.append(F.carry(past, apply("put_line", past, v, place)))
         count = F.minimum(seen + 1.0, float(steps))
         F.carry(seen, seen + 1.0)
+        F.carry(place, F.mod(place + 1.0, float(steps)))
         y = F.attention(
             F.expand_dims(q, 1),
             *kept,
@@ -317,7 +318,7 @@ class PositionalEmbedding(Layer):
         E = _features(x, scope)
         w = self.parameter(x, "weight", (self.max_length, E), Normal(0.0, 0.02) if self.init is None else self.init)
         if x.rank == 2:
-            step = self.carry(x, "step", ())
+            step = self.carry(x, "step", (), steps=self.max_length)
             F.carry(step, step + 1.0)
             return x + gathers.embedding(step, w)
         T = x.shape[1].b

@@ -263,3 +263,47 @@ operator(
     ),
     source="the same",
 )  # fmt: skip
+
+
+# ---------------------------------------------------------------- keys and values of the steps before
+PUT_LINE = "put_line"  # lowering lets it change a carry where that lies
+
+
+def _put(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, v, place = (shapes[name] for name in ("x", "v", "place"))
+    if len(x) != 3 or v != (x[0], x[2]) or place != x[:1]:
+        raise ValueError(
+            f"x {show(x)} is not (samples, lines, features), of which v {show(v)} is a line of each, at {show(place)}"
+        )
+    return {"y": x}
+
+
+operator(
+    name=PUT_LINE,
+    synopsis="y = x, with v as one of the lines of each sample",
+    category="shape",
+    inputs=("x", "v", "place"),
+    shape=_put,
+    words=lambda shapes, attrs: dict(zip("NSK", shapes["x"])),
+    fwd=(
+        RowSpec(
+            name="put_line_fwd",
+            synopsis="y[n<N,s<S,k<K] = where(s == place[n], v[n,k], x[n,s,k])",
+            words=dims("N S K"),
+            operands=(
+                R("x", "N*S*K", "N"),
+                R("v", "N*K", "N"),
+                R("place", "N", "N", type="index", below="S"),
+                W("y", "N*S*K", "N"),
+            ),
+            in_place=(("y", "x"),),
+        ),
+    ),
+    examples=(
+        Example(shapes=((None, 3, 4), (None, 4), (None,)), integer={"place": 3}, batch=2),
+        Example(shapes=((2, 1, 5), (2, 5), (2,)), integer={"place": 1}),
+        Example(shapes=((None, 17, 3), (None, 3), (None,)), integer={"place": 17}, batch=5, types={"index": "int64"}),
+        Example(shapes=((None, 64, 64), (None, 64), (None,)), integer={"place": 64}, batch=8, bench=True),
+    ),
+    source="a cache of keys or values, whose oldest line the newest one replaces",
+)  # fmt: skip

@@ -282,10 +282,10 @@ class BaseModel:
             raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
 
     def _initial_state(self, name: str, seed: int) -> np.ndarray:
-        """What each sample of a carry starts from."""
-        carries = self.program.info["carries"]
-        symbol, rng = self.loaded.symbol(name), np.random.default_rng([seed, [*carries].index(name), 2])
-        one = np.empty(shape_of(symbol)[1:], symbol.dtype)
+        """What each sample of a carry starts from: its elements, or one number for all."""
+        carries, symbol, uniform = self.program.info["carries"], self.loaded.symbol(name), name in self.loaded.uniform
+        rng = None if uniform else np.random.default_rng([seed, [*carries].index(name), 2])
+        one = np.empty(() if uniform else shape_of(symbol)[1:], symbol.dtype)
         self._set_view(one, "", name, carries[name]["init"], rng)
         return one
 

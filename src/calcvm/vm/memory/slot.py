@@ -274,7 +274,7 @@ def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None
     """A symbol's cells among the elements of a piece; ``shape`` defaults to that of a symbol independent of the batch."""
     shape = shape_of(symbol) if shape is None else shape
     n = math.prod(shape)
-    if symbol.dtype == elements.dtype.name:
+    if elements.dtype == symbol.dtype:
         cells = elements[symbol.offset : symbol.offset + n]
     else:
         cells = elements.view(np.uint8)[symbol.start : symbol.start + n * symbol.itemsize].view(symbol.dtype)

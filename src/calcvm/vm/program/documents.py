@@ -153,7 +153,7 @@ INFO = mapping(
         "variables": table(_VARIABLE),
         "parameters": table(mapping({"init": mapping({}, others=True), "trainable": boolean})),
         "buffers": table(mapping({"init": mapping({}, others=True)})),
-        "carries": table(mapping({"init": mapping({}, others=True)})),
+        "carries": table(mapping({"init": mapping({}, others=True)}, optional={"steps": integer(1, 2**63 - 1)})),
         "state": listing(_start),
         "paths": table(mapping(_PATH, optional={**TRAINING, **_SEVERAL})),
         "layers": table(listing(_LAYER)),

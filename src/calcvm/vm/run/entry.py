@@ -14,7 +14,7 @@ from calcvm.kernels_cpu._target import Target
 
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
-    "permute": 5, "copy_rows": 8, "flush": 2,
+    "permute": 5, "copy_rows": 8, "flush": 2, "draw": 2,
     "method": 5, "methods": 1,
 }  # all int64  # fmt: skip
 METHODS = {  # in `calcvm.vm.calls.entries`, by their names in Python
@@ -30,6 +30,7 @@ NEEDS = {  # entries that an entry calls by symbol
     "method": ("run_rows", "run_team", "copy_rows"),
 }
 OF = {
+    "draw": "vm.run.sampling",
     "method": "vm.calls.compiled",
     "methods": "vm.calls.entries",
 }  # modules of entries; all others are in "vm.run.loop"

@@ -81,6 +81,19 @@ FEED_CELLS = {
     4: 6,
     8: 7,
 }  # by element size, for data that are copied unchanged, to or from cells of the same type
+SAMPLED = 8  # DTYPE of a drain of scores whose ADDRESS is that of a sampler
+
+# Words of a sampler (`calcvm.vm.run.sampling`).
+(
+    DRAW, STEPPED,  # address of the code of `draw`; number of finished steps
+    SAMPLES, VOCABULARY, SCORE_BYTES,
+    TEXT, LENGTHS, KEYS,  # addresses of int64: tokens (steps, SAMPLES); of each sample the length of its prompt, and its random key
+    TOKENS, END,  # most tokens that a sample needs; the token that ends a text (-1: none)
+    TOP_K, REALS,  # most tokens to draw one of; address of two float64: the temperature, and the share of the best tokens (at least 1: all)
+    SPACE,  # address of 3 * VOCABULARY words to work in
+    OVER,  # 1: all texts are complete; STRANGE + i: the scores of sample i are not finite
+) = range(14)  # fmt: skip
+SAMPLER_WORDS, STRANGE = 14, 2
 
 SPINS = 2000  # about 20 us, then the thread yields: machines are oversubscribed
 LATE_NS = 500_000  # worker 0 then checks whether the awaited workers have cores; other processes keep a core for longer

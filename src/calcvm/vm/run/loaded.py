@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError, ShapeError, Uncopied
-from calcvm.init import Initializer
+from calcvm.init import Constant, Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.elementwise import CAST_ROW
@@ -311,6 +311,11 @@ class Loaded(Uncopied):
         }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
+    @cached_property
+    def uniform(self) -> frozenset[str]:
+        """Variables whose elements all start from one number."""
+        return frozenset(name for name, made in self.initializers.items() if isinstance(made, Constant))
+
     def rows_at(self, path: str, batch: int, place: int) -> tuple[np.ndarray, int]:
         """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call.
 
@@ -331,6 +336,13 @@ class Loaded(Uncopied):
         for pc in (pc for span in self.round(path, *FORWARD[:1]) for pc in range(*span)):
             written |= {program.symbol_of(pc, o.name) for o in program.spec(pc).operands if o.writes}
         return tuple(name for name in program.info.get("carries", ()) if self.variables[name]["symbol"] in written)
+
+    def most_steps(self, path: str) -> float:
+        """The most steps from the start on for which a path's carries have room."""
+        carries = self.program.info.get("carries", {})
+        return min(
+            (carries[name]["steps"] for name in self.carried(path) if "steps" in carries[name]), default=float("inf")
+        )
 
     @cached_property
     def changes(self) -> frozenset[str]:

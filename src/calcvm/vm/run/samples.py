@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from calcvm.formulas import sums as formula
 from calcvm.kernels_cpu._common import njit
 from calcvm.vm.run import job as J
-from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i64_at
+from calcvm.vm.run.atomics import I64, call_entry, call_job, f32_at, f64_at, i64_at
 
 BYTES, FOURS, EIGHTS = J.FEED_CELLS.values()
 LANES = 32  # samples whose indexes are computed together
@@ -300,6 +300,17 @@ def fetch_ahead(job, base, n, worker):
 
 
 @helper
+def sample(job, sampler, scores, round_):
+    """Let a sampler set the next tokens; the job ends after this round if all texts are complete, or a kernel has trapped."""
+    words = i64_at(job)
+    trapped = (f32_at(words[J.HEAP])[0] if words[J.ITEMSIZE] == 4 else f64_at(words[J.HEAP])[0]) != 0.0
+    if not trapped:
+        call_job(i64_at(sampler)[J.DRAW], sampler, scores)
+    if trapped or i64_at(sampler)[J.OVER] != 0:
+        words[J.UNTIL] = round_ + 1
+
+
+@helper
 def deliver(job, of, base, n, of_learning):
     """Copy the results of a batch of path ``of`` out, in sample order, and add up weighted scalars.
 
@@ -314,6 +325,9 @@ def deliver(job, of, base, n, of_learning):
         e = drain[J.ELEMS]
         each = bytes_of(drain[J.DTYPE], size)
         dst, src = drain[J.ADDRESS] + each * base * e, heap + each * drain[J.OFFSET]
+        if drain[J.DTYPE] == J.SAMPLED:
+            sample(job, drain[J.ADDRESS], src, base // n)
+            continue
         call_copy_rows(dst, src, places, 1, 0, n * e, drain[J.DTYPE], size)
     sums, offsets = f64_at(path[J.SUMS]), i64_at(path[J.RESULTS])
     for k in range(path[J.N_RESULTS]):
