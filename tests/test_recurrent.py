@@ -214,6 +214,17 @@ def test_labels_of_each_step():
     assert model.evaluate(X, labels)["accuracy"] == pytest.approx(1.0)
 
 
+def test_layers_that_do_not_read_the_lengths():
+    """The loss reads them, and so they are data of the model like those of others."""
+    X, Y = sequences()
+    model = ragged(nn.CausalConv1d(3, 2))
+    assert model.roles.inputs == ("input", "lengths") and model.roles.targets == ("target",)
+    errors = np.concatenate([model.predict([x])[0][: len(x)] - y for x, y in zip(X, Y)])
+    assert model.evaluate(X, Y)["loss"] == pytest.approx((errors**2).mean(), rel=1e-12)
+    history = model.fit(X, Y, epochs=30, progress=False)
+    assert history["loss"][-1] < history["loss"][0]
+
+
 def test_one_label_of_a_sequence():
     X, _ = sequences()
     net = nn.LSTM(8, num_layers=2, bidirectional=True, dropout=0.1, return_sequences=False) >> nn.Linear(2)

@@ -63,6 +63,8 @@ class Roles:
             raise CalcError(f"path {PREDICT!r} reads no placeholder: there is nothing to predict from")
         used = [*(() if LEARN in missing else loaded.feeds(LEARN))]
         used += () if PREDICT in missing else loaded.feeds(PREDICT, FORWARD)
+        if LENGTHS in used and "input" in inputs:  # of a network of layers, also if none of them reads the lengths
+            inputs = (*dict.fromkeys((*inputs, LENGTHS)),)
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs and PREDICT not in missing:
