@@ -16,7 +16,7 @@ from calcvm import checks, compiler, hints, nn
 from calcvm.errors import CalcError, ShapeError, warn, within
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
-from calcvm.model import adapting, files, scores
+from calcvm.model import adapting, files, scores, state_dicts
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
 from calcvm.model.generate import Sampler, generated, prompts_of
@@ -756,6 +756,68 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         CalcError, ShapeError : the names or shapes do not match.
         """
         self.set_parameters(weights)
+
+    def state_dict(self, *, prefix: str = "", names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
+        """Copies of the parameters and buffers as in PyTorch's ``module.state_dict()``: its names, weights as they lie there.
+
+        The layers of a network have their numbers as names, as in torch.nn.Sequential: "0.weight", "2.bias"; a network of one layer
+        has none, "weight".  Parts of custom layers keep their names: "encoder.0.weight".  Weights that `calcvm.linear` or a recurrent
+        operator reads are transposed; scale, shift and slope are weight and bias.
+
+        Parameters
+        ----------
+        prefix : the begin of every name, such as "encoder.".
+        names : other names of layers or parameters, by their names here: ``{"lstm_1": "rnn", "linear_1": "head"}``.
+
+        Raises
+        ------
+        CalcError : ``names`` has a layer that is not there, or gives two of them one name.
+
+        Examples
+        --------
+        >>> net = nn.LSTM(8, return_sequences=False) >> nn.Linear(3)
+        >>> model = cv.Model(net, input_shape=(10, 4), optimizer="adam")
+        >>> [(name, array.shape) for name, array in model.state_dict(names={"linear_1": "head"}).items()][1:5:3]
+        [('0.weight_hh_l0', (32, 8)), ('head.weight', (3, 8))]
+        """
+        return state_dicts.state_dict(self, self.get_weights(), prefix, names)
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        prefix: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> tuple[list[str], list[str]]:
+        """Set parameters and buffers from PyTorch's ``module.state_dict()``; all or none.
+
+        Parameters
+        ----------
+        state_dict : mapping of names to tensors or arrays, also as ``np.load("weights.npz")``.
+        strict : whether every name must be there on both sides.  (PyTorch's num_batches_tracked is left out anyway.)
+        prefix : the part of the state dict to read, such as "encoder."; other names are no concern.
+        names : as in `state_dict`.
+
+        Returns
+        -------
+        The names that are missing, and those that the model does not have; both are empty if ``strict``.
+
+        Raises
+        ------
+        CalcError, ShapeError : names or shapes do not fit; the message has all of them, and the model is unchanged.
+
+        Examples
+        --------
+        >>> model = cv.Model(nn.Linear(3) >> nn.ReLU() >> nn.Linear(1), input_shape=(2,), loss="mse", optimizer="adam")
+        >>> np.savez("weights.npz", **model.state_dict())
+        >>> with np.load("weights.npz") as file:
+        ...     model.load_state_dict(file)
+        ([], [])
+        """
+        values, missing, unexpected = state_dicts.values_of(self, state_dict, strict, prefix, names)
+        self.set_values(values)
+        return missing, unexpected
 
     def _calcvm_trapped(self) -> None:
         """Raise the trap of a kernel in a compiled method, and forget its results."""
