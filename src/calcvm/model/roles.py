@@ -28,6 +28,7 @@ class Roles:
     hint : the end of an error about too few inputs.
     ranks : numbers of axes of the inputs and targets.
     steps : of a model of sequences with lengths, the most steps of each input and target.
+    ragged : whether the output has a result for each step of such sequences: every layer keeps the steps.
     """
 
     inputs: tuple[str, ...]
@@ -40,6 +41,7 @@ class Roles:
     hint: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    ragged: bool = False
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -80,7 +82,12 @@ class Roles:
         )
         ranks = {name: len(loaded.forms[name]) for name in (*inputs, *targets)}
         steps = {name: loaded.forms[name][1].b for name, rank in ranks.items() if LENGTHS in inputs and rank > 1}
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps)
+        layers = [loaded.forms[of] for scope, of in loaded.program.info.get("called", {}).items() if "." not in scope]
+        kept = {form[1].b if len(form) > 2 else None for form in layers}
+        ragged = bool(steps) and kept == {next(iter(steps.values()))}
+        return cls(
+            inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps, ragged
+        )  # fmt: skip
 
     def in_order(self, loaded: Loaded, order: tuple[str, ...], y: object) -> Roles:
         """The roles in a training in which paths learn in turn: inputs are all data of these paths, without ``y``."""
