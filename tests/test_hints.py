@@ -177,7 +177,7 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.relu, "did you mean nn.ReLU"),
     (lambda: cv.RMSprop, "did you mean cv.RMSProp"),
     (lambda: model().compile, r"a Model has no 'compile': did you mean cv.Model\("),
-    (lambda: model().state_dict(), "did you mean get_weights"),
+    (lambda: model().save_weights(), "did you mean save"),
     (lambda: model().lr, r'did you mean hyper\["learning_rate"\]'),
     (lambda: cv.History().history, r'did you mean history\["loss"\]'),
     (lambda: cv.History().epocs, "did you mean epochs"),

@@ -207,11 +207,21 @@ def test_labels_of_each_step():
     rng = np.random.default_rng(1)
     labels = [rng.integers(0, 3, n) for n in LENGTHS]
     model = ragged(nn.GRU(16) >> nn.Linear(3), loss="softmax_cross_entropy", optimizer=cv.Adam(0.05))
-    scores, (_, lengths) = model.predict(X), cv.pad_sequences(X, 7)
-    right = np.concatenate([scores[i, :n].argmax(-1) == labels[i] for i, n in enumerate(lengths)])
+    right = np.concatenate([scores.argmax(-1) == of for scores, of in zip(model.predict(X), labels)])
     assert model.evaluate(X, labels)["accuracy"] == pytest.approx(right.mean(), rel=1e-12)
     model.fit(X, labels, epochs=100, progress=False)
     assert model.evaluate(X, labels)["accuracy"] == pytest.approx(1.0)
+
+
+def test_layers_that_do_not_read_the_lengths():
+    """The loss reads them, and so they are data of the model like those of others."""
+    X, Y = sequences()
+    model = ragged(nn.CausalConv1d(3, 2))
+    assert model.roles.inputs == ("input", "lengths") and model.roles.targets == ("target",)
+    errors = np.concatenate([model.predict([x])[0][: len(x)] - y for x, y in zip(X, Y)])
+    assert model.evaluate(X, Y)["loss"] == pytest.approx((errors**2).mean(), rel=1e-12)
+    history = model.fit(X, Y, epochs=30, progress=False)
+    assert history["loss"][-1] < history["loss"][0]
 
 
 def test_one_label_of_a_sequence():

@@ -392,6 +392,8 @@ def targets():
         "cv.ReduceOnPlateau": plain(cv.ReduceOnPlateau),
         "cv.Sampled": plain(cv.Sampled, function=lambda k: 1.0, total_steps=5),
         "Model.adapt": method(cv.Model, lambda: model(), "adapt"),
+        "Model.load_state_dict": method(cv.Model, lambda: model(), "load_state_dict"),
+        "Model.state_dict": method(cv.Model, lambda: model(), "state_dict"),
         "Model.set_weights": method(cv.Model, lambda: model(), "set_weights"),
         "CalcGraph.parameters": method(cv.CalcGraph, lambda: scene().g, "parameters"),
         "cv.explore": plain(

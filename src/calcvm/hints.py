@@ -253,7 +253,7 @@ NAMES: dict[str, dict[str, str]] = {
     "Model": {
         "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit",
         "train_on_batch": "step", "predict_on_batch": "predict", "test_on_batch": "evaluate", "score": "evaluate",
-        "state_dict": "get_weights", "load_state_dict": "set_weights", "load_weights": "cv.load, or set_weights", "save_weights": "save",
+        "load_weights": "cv.load, or set_weights", "save_weights": "save",
         "zero_grad": "step", "eval": "predict, which is without dropout", "count_params": "summary",
         "to": 'cv.Model(..., device="cuda")', "cuda": 'cv.Model(..., device="cuda")', "history": "what fit returns",
         "optimizer": "hyper, of its numbers", "lr": 'hyper["learning_rate"]', "learning_rate": 'hyper["learning_rate"]',
@@ -293,7 +293,8 @@ NAMES: dict[str, dict[str, str]] = {
     "CalcHeap": {"load": "heap.create(program)", "resident": "heap.latest", "copy": "model.copy(name)", "commit": "model.commit()",
                  "remove": "model.close()"},
     "Handle": {"bytes": "nbytes", "epochs": "epochs_done", "fit": "fleet.fit, which trains all models", **{name: f"handle.model.{name}" for name in (
-        "copy", "evaluate", "get_weights", "hyper", "parameters", "predict", "predict_classes", "predict_proba", "save", "summary", "to_python",
+        "copy", "evaluate", "get_weights", "hyper", "load_state_dict", "parameters", "predict", "predict_classes", "predict_proba", "save",
+        "state_dict", "summary", "to_python",
     )}},
     "Plan": {"again": "recomputed"},
     "Trial": {"rounds": "epochs"},

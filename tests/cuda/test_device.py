@@ -91,6 +91,22 @@ def test_fit(gpu, way, far, accumulate):
     assert got["accuracy"] == want["accuracy"] and np.isclose(got["loss"], want["loss"])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_fit_by_buckets(gpu, way):
+    """The order of each epoch is made by the host."""
+    lengths = RNG.integers(0, 5, 17)
+    data = [RNG.standard_normal((n, 4)).astype(np.float32) for n in lengths]
+    models = []
+    for device, how in (("cpu", {}), ("cuda", WAYS[way])):
+        options = dict(input_shape=(4, 4), loss="mse", optimizer=cv.SGD(0.1), batch_size=5, lengths=True, seed=1)
+        m = cv.Model(nn.Linear(4), device=device, **options, **how)
+        m.fit(data, data, epochs=3, bucket_by_length=True, progress=False)
+        models.append(m)
+    same(*models)
+    for a, b in zip(models[0].predict(data), models[1].predict(data), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+
+
 def test_float64(gpu):
     cpu, gpu_model = (model(d, dtype="float64") for d in ("cpu", "cuda"))
     for _ in range(3):

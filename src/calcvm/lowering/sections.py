@@ -23,6 +23,7 @@ from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.lowering.layers import LayerLine, lines_of
 from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
 from calcvm.lowering.simplify import simplified
+from calcvm.lowering.state_names import state_names
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -63,6 +64,7 @@ class GraphFacts:
     adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): "of", the placeholder with these
         data (None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all),
         and whether the data have "channels_last".
+    state_names : names and forms of parameters and buffers in state dicts (`calcvm.lowering.state_names`).
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class GraphFacts:
     layers: dict[str, list[LayerLine]] = field(default_factory=dict)
     called: dict[str, str] = field(default_factory=dict)
     adapts: dict[str, Any] = field(default_factory=dict)
+    state_names: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -171,6 +174,7 @@ class Lowering:
         for v in self.graph.variables.values():
             self._describe(v, used, labels.get(v, (None, None)))
         self.facts.called = {name: v.name for name, v in self.layers.items()}
+        self.facts.state_names = state_names(self.graph)
         for scope, (v, axis) in self.graph.adapts.items():
             of = v.source.name if v.source.kind == "placeholder" else None
             shape, last = [n.b for n in v.shape[1:]], v.source.layout != ""

@@ -127,7 +127,7 @@ def _learn(model: BaseModel, batches: Iterable[Mapping[str, np.ndarray]]) -> Non
             f"{scope}.std": np.where(std == 0, 1, std),
             f"{scope}.samples": np.array([moments.n]),
         }
-    model.set_buffers(values)
+    model.set_values({name: value.reshape(model.loaded.shape(name, 1)) for name, value in values.items()})
 
 
 def _batches(model: BaseModel, roles: Roles, X: Any) -> Iterator[dict[str, np.ndarray]]:

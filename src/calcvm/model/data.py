@@ -229,6 +229,26 @@ def held_out(validation: Any, roles: Roles) -> Arrays:
     return {**by_name("validation X", roles.inputs, X, roles), **by_name("validation y", roles.labels, y, roles)}
 
 
+def like_lengths(lengths: np.ndarray, batch: int, key: int | None) -> np.ndarray:
+    """An order of samples in which those of a batch have like lengths; without a key from short to long.
+
+    Samples in the order of their lengths, equal ones in any, move back by up to a batch, and are cut into batches, which are
+    shuffled.  The last one, that is not whole, is of any length.
+    """
+    if key is None:
+        return np.argsort(lengths, kind="stable")
+    rng, n = np.random.default_rng(key), len(lengths)
+    order = rng.permutation(n)
+    order = order[np.argsort(lengths[order], kind="stable")]
+    order = order[np.argsort(np.arange(n) + rng.uniform(0, batch, n))]
+    at, rest = rng.integers(n // batch + 1) * batch, n % batch
+    batches = np.delete(order, np.s_[at : at + rest]).reshape(-1, batch)
+    batches = np.take_along_axis(
+        batches, np.argsort(lengths[batches], axis=1), axis=1
+    )  # like ones share a tile of a kernel
+    return np.concatenate([*rng.permutation(batches), order[at : at + rest]])
+
+
 # ---------------------------------------------------------------- streams of batches
 def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
     """Whether data are an iterable of batches: a generator, a loader, a list of tuples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from io import BytesIO
 from os import PathLike
 from sys import intern
@@ -16,14 +16,24 @@ from calcvm import checks, compiler, hints, nn
 from calcvm.errors import CalcError, ShapeError, warn, within
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
-from calcvm.model import adapting, files, scores
+from calcvm.model import adapting, files, scores, state_dicts
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Batches, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
+from calcvm.model.data import (
+    Arrays,
+    Batches,
+    arrays_of,
+    by_name,
+    comes_in_batches,
+    count_of,
+    held_out,
+    like_lengths,
+    training_data,
+)
 from calcvm.model.generate import generated
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
 from calcvm.model.networks import GraphOptions, build_graph
-from calcvm.model.roles import LEARN, PREDICT, Roles, trained_paths
+from calcvm.model.roles import LEARN, LENGTHS, PREDICT, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
@@ -285,6 +295,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         return tuple(arrays[0] if len(arrays) == 1 else tuple(arrays) for arrays in of if arrays), {}
 
     def _plain_predict(self, X: Any, *, out: Any = None) -> _Plain:
+        if isinstance(X, list) and self.roles.ragged:
+            raise TypeError("a list of results")
         arrays = self._plain(by_name("X", self.roles.inputs, X, self.roles))
         return (arrays[0] if len(arrays) == 1 else tuple(arrays),), {} if out is None else {"out": out}
 
@@ -516,6 +528,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         checkpoint: int | str = 1,
         progress: bool = True,
         order: Iterable[str] | None = None,
+        bucket_by_length: bool = False,
     ) -> History:
         """Train for whole epochs in compiled code; arrays are read in place.
 
@@ -557,6 +570,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             arrays for all placeholders of these paths.  A path's turns take the epoch's batches one after the other (with a
             ``learning_batch`` these); the epoch ends when the paths with the most turns have seen all samples.  The figures are
             ``critic.loss``, ``generator.loss``: means over the samples that the path saw (for a loss that is no mean, over its steps).
+        bucket_by_length : bool
+            Make batches of sequences of like lengths (a model with ``lengths=True``), which take less time.  Batches, and which
+            sequences meet in one, are shuffled; without ``shuffle`` they come from short to long.
 
         Returns
         -------
@@ -565,6 +581,15 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         self._check_adapted()
         epochs = checks.integer("epochs", epochs)
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
+        if checks.flag("bucket_by_length", bucket_by_length) and (
+            order is not None or LENGTHS not in self.roles.inputs
+        ):
+            why = (
+                "the model has no lengths: cv.Model(..., lengths=True)"
+                if order is None
+                else "paths that learn in turn have no buckets"
+            )
+            raise CalcError(f"bucket_by_length: {why}")
         terminate_on_nan, progress = (
             checks.flag("terminate_on_nan", terminate_on_nan),
             checks.flag("progress", progress),
@@ -595,7 +620,9 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
                 f"such as order={(*trained_paths(self.loaded),)}"
             )
         elif comes_in_batches(X, y, self.roles):
-            train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
+            train, held = self._stream(
+                X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite, bucket_by_length)
+            )
         else:
             if steps_per_epoch is not None:
                 raise CalcError(
@@ -605,6 +632,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             train = Epoch(
                 self, self._of("learn", data), "learn", train=True,
                 learning=self.learning_batch, results=[*self.roles.trained], of_totals=True, check_finite=check_finite,
+                order=partial(like_lengths, data[LENGTHS], self.learning_batch) if bucket_by_length else None,
             )  # fmt: skip
         if patience is not None:
             patience = checks.integer("patience", patience, 0)
@@ -631,7 +659,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
                 f"learning_batch={self.learning_batch}: batches that come one by one are an update each: give arrays, or make the "
                 "model without learning_batch"
             )
-        for what, given in zip(("sample_weight", "class_weight", "check_finite"), others):
+        for what, given in zip(("sample_weight", "class_weight", "check_finite", "bucket_by_length"), others):
             if given is not None and given is not False:
                 raise CalcError(f"{what}: not possible with batches that come one by one: make it part of them")
         if validation is not None and checks.is_number(validation):
@@ -675,8 +703,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
         Returns
         -------
-        ndarray, shape (n, *output_shape); for several outputs a dict by name
+        ndarray, shape (n, *output_shape); for several outputs a dict by name.  For a list of sequences, if the output has a result for
+        each step: a list of arrays (steps, ...), as long as each of them.
         """
+        if isinstance(X, list) and self.roles.ragged and out is None:
+            return self._of_sequences(X, self.predict)
         self._check_adapted(PREDICT)
         outputs = self.roles.outputs
         data = by_name("X", self.roles.inputs, X, self.roles)
@@ -702,6 +733,13 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         methods.offer(self)
         return arrays if len(outputs) > 1 else arrays[outputs[0]]  # type: ignore[return-value]  # most models have one
 
+    def _of_sequences(self, X: Any, of: Callable[[Any], np.ndarray]) -> Any:
+        """``of`` all sequences, or of a list of them its result for the steps of each."""
+        if not (isinstance(X, list) and self.roles.ragged):
+            return of(X)
+        data = by_name("X", self.roles.inputs, X, self.roles)
+        return [result[:n] for result, n in zip(of((*data.values(),)), data[LENGTHS])]
+
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples: the given one, checked, or a new one."""
         loaded = self.loaded
@@ -726,9 +764,13 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : the loss is no cross-entropy, so the outputs are no scores of classes.
         """
-        probabilities = scores.needed(self.program).probabilities(self.predict(X).astype(np.float64))
-        with np.errstate(all="ignore"):
-            return probabilities.astype(self.program.dtype)
+        found = scores.needed(self.program)
+
+        def probabilities(X: Any) -> np.ndarray:
+            with np.errstate(all="ignore"):
+                return found.probabilities(self.predict(X).astype(np.float64)).astype(self.program.dtype)
+
+        return self._of_sequences(X, probabilities)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The most probable class of each sample, int64; the lowest among equals.
@@ -736,7 +778,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         softmax_cross_entropy: shape (n,), for images (n, *sizes).  binary_cross_entropy: 1 if a score is above 0, else 0,
         shape (n, *output_shape).  CalcError: as `predict_proba`.
         """
-        return scores.needed(self.program).classes(self.predict(X))
+        found = scores.needed(self.program)
+        return self._of_sequences(X, lambda X: found.classes(self.predict(X)))
 
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
@@ -753,6 +796,68 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         CalcError, ShapeError : the names or shapes do not match.
         """
         self.set_parameters(weights)
+
+    def state_dict(self, *, prefix: str = "", names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
+        """Copies of the parameters and buffers as in PyTorch's ``module.state_dict()``: its names, weights as they lie there.
+
+        The layers of a network have their numbers as names, as in torch.nn.Sequential: "0.weight", "2.bias"; a network of one layer
+        has none, "weight".  Parts of custom layers keep their names: "encoder.0.weight".  Weights that `calcvm.linear` or a recurrent
+        operator reads are transposed; scale, shift and slope are weight and bias.
+
+        Parameters
+        ----------
+        prefix : the begin of every name, such as "encoder.".
+        names : other names of layers or parameters, by their names here: ``{"lstm_1": "rnn", "linear_1": "head"}``.
+
+        Raises
+        ------
+        CalcError : ``names`` has a layer that is not there, or gives two of them one name.
+
+        Examples
+        --------
+        >>> net = nn.LSTM(8, return_sequences=False) >> nn.Linear(3)
+        >>> model = cv.Model(net, input_shape=(10, 4), optimizer="adam")
+        >>> [(name, array.shape) for name, array in model.state_dict(names={"linear_1": "head"}).items()][1:5:3]
+        [('0.weight_hh_l0', (32, 8)), ('head.weight', (3, 8))]
+        """
+        return state_dicts.state_dict(self, self.get_weights(), prefix, names)
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        prefix: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> tuple[list[str], list[str]]:
+        """Set parameters and buffers from PyTorch's ``module.state_dict()``; all or none.
+
+        Parameters
+        ----------
+        state_dict : mapping of names to tensors or arrays, also as ``np.load("weights.npz")``.
+        strict : whether every name must be there on both sides.  (PyTorch's num_batches_tracked is left out anyway.)
+        prefix : the part of the state dict to read, such as "encoder."; other names are no concern.
+        names : as in `state_dict`.
+
+        Returns
+        -------
+        The names that are missing, and those that the model does not have; both are empty if ``strict``.
+
+        Raises
+        ------
+        CalcError, ShapeError : names or shapes do not fit; the message has all of them, and the model is unchanged.
+
+        Examples
+        --------
+        >>> model = cv.Model(nn.Linear(3) >> nn.ReLU() >> nn.Linear(1), input_shape=(2,), loss="mse", optimizer="adam")
+        >>> np.savez("weights.npz", **model.state_dict())
+        >>> with np.load("weights.npz") as file:
+        ...     model.load_state_dict(file)
+        ([], [])
+        """
+        values, missing, unexpected = state_dicts.values_of(self, state_dict, strict, prefix, names)
+        self.set_values(values)
+        return missing, unexpected
 
     def _calcvm_trapped(self) -> None:
         """Raise the trap of a kernel in a compiled method, and forget its results."""

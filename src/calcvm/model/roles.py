@@ -28,6 +28,7 @@ class Roles:
     hint : the end of an error about too few inputs.
     ranks : numbers of axes of the inputs and targets.
     steps : of a model of sequences with lengths, the most steps of each input and target.
+    ragged : whether the output has a result for each step of such sequences: every layer keeps the steps.
     """
 
     inputs: tuple[str, ...]
@@ -40,6 +41,7 @@ class Roles:
     hint: str = ""
     ranks: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
+    ragged: bool = False
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -63,6 +65,8 @@ class Roles:
             raise CalcError(f"path {PREDICT!r} reads no placeholder: there is nothing to predict from")
         used = [*(() if LEARN in missing else loaded.feeds(LEARN))]
         used += () if PREDICT in missing else loaded.feeds(PREDICT, FORWARD)
+        if LENGTHS in used and "input" in inputs:  # of a network of layers, also if none of them reads the lengths
+            inputs = (*dict.fromkeys((*inputs, LENGTHS)),)
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs and PREDICT not in missing:
@@ -78,7 +82,12 @@ class Roles:
         )
         ranks = {name: len(loaded.forms[name]) for name in (*inputs, *targets)}
         steps = {name: loaded.forms[name][1].b for name, rank in ranks.items() if LENGTHS in inputs and rank > 1}
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps)
+        layers = [loaded.forms[of] for scope, of in loaded.program.info.get("called", {}).items() if "." not in scope]
+        kept = {form[1].b if len(form) > 2 else None for form in layers}
+        ragged = bool(steps) and kept == {next(iter(steps.values()))}
+        return cls(
+            inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns, hint, ranks, steps, ragged
+        )  # fmt: skip
 
     def in_order(self, loaded: Loaded, order: tuple[str, ...], y: object) -> Roles:
         """The roles in a training in which paths learn in turn: inputs are all data of these paths, without ``y``."""

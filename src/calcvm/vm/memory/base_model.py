@@ -344,7 +344,7 @@ class BaseModel:
         ------
         CalcError, ShapeError : the names or shapes do not match.
         """
-        info, loaded = self.program.info, self.loaded
+        info = self.program.info
         names, buffers = [*info["parameters"]], [*info.get("buffers", ())]
         if not isinstance(given, Mapping):
             arrays = checks.items("weights", given, "arrays by name, or a list of them,")
@@ -360,10 +360,13 @@ class BaseModel:
         if wrong:
             why = "no parameter is called" if wrong[0] in given else "there is no array for"
             raise CalcError(f"weights: {why} {checks.shown(wrong[0])}; the parameters are {', '.join(names)}")
-        values = {name: numeric(name, numbers(name, value)) for name, value in given.items()}
+        self.set_values({name: numeric(name, numbers(name, value)) for name, value in given.items()})
+
+    def set_values(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set the given parameters and buffers, all or none; contents of placeholders and results are gone."""
         for name, value in values.items():
-            if value.shape != loaded.shape(name, 1):
-                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {loaded.shape(name, 1)} is wanted")
+            if value.shape != self.loaded.shape(name, 1):
+                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {self.loaded.shape(name, 1)} is wanted")
             limit = np.finfo(self.program.dtype).max
             if (np.isfinite(value) & (np.abs(value.astype(np.float64)) > limit)).any():
                 raise CalcError(
@@ -371,7 +374,7 @@ class BaseModel:
                 )
         with self.record.change, self.record.turn.mine:
             image = self.image()
-            self._put(image, ((loaded.symbol(name), value) for name, value in values.items()))
+            self._put(image, ((self.loaded.symbol(name), value) for name, value in values.items()))
             self.restore(image)
 
     def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
@@ -379,13 +382,6 @@ class BaseModel:
         for symbol, value in values:
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
-
-    def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
-        """Set the given buffers, all or none; contents of placeholders and results are gone."""
-        with self.record.change, self.record.turn.mine:
-            image = self.image()
-            self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
-            self.restore(image)
 
     def close(self) -> None:
         """Free the model's room; it cannot be used afterwards.  A `FileStore` keeps its file."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import get_ident
 
@@ -33,6 +33,7 @@ class Epoch:
         If it contains the path's output, the network does not run: the results use these outputs.
     held : arrays without samples, such as a table; written to the heap before rounds run.
     samples : indexes of the samples to use (default: all), or a slice; the arrays are not copied.
+    order : makes the indexes, all of them, of each pass from its key; it is instead of ``samples``.
     train : each round also runs backward, and each learning batch ends with an update (``trains``: the paths that learn).
     learning : samples per learning batch (default: the program's batch, one round each).
     results : scalar results over the samples.  A mean over samples becomes the mean of the pass, a sum its sum.  A function of such
@@ -54,6 +55,7 @@ class Epoch:
         of_totals: bool = False,
         outputs: Mapping[str, np.ndarray] | None = None,
         check_finite: bool = False,
+        order: Callable[[int | None], np.ndarray] | None = None,
     ):
         program, loaded = model.program, model.loaded
         device = self._device = loaded.device
@@ -156,6 +158,10 @@ class Epoch:
         job[J.N_SAMPLES : J.LEARNING + 1] = n, batch, learning
         job[J.ITEMSIZE : J.SEED_OFF + 1] = program.itemsize, seed_off
         job[J.INDEX] = 0 if self._index is None else device.constant(self._index)
+        self._make_order = order
+        if order is not None:
+            self._drawn = device.shared(n, np.int64)
+            job[J.INDEX] = self._drawn.address
         job[J.FUNCTIONS] = device.constant(self._functions) if functions else 0
         self._per_round = 0.0  # seconds, by the last measurement
         self._before = 0  # passes before the current one
@@ -177,6 +183,8 @@ class Epoch:
         job[J.REACHED] = job[J.FIRST] = 0
         self._found.clear()
         self._sums.array[:] = 0
+        if self._make_order is not None:
+            self._drawn.array[:], key = self._make_order(key), None
         job[J.SHUFFLE], job[J.KEY] = (0, 0) if key is None else (1, key)
 
     @property

@@ -159,6 +159,7 @@ INFO = mapping(
         "layers": table(listing(_LAYER)),
         "called": table(text()),
         "adapts": table(_ADAPTS),
+        "state_names": table(mapping({"names": table(text())}, optional={"form": one_of("turned", "flat")})),
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
