@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 
+from calcvm.formulas import gates
 from calcvm.formulas.functions import FUNCTIONS, sqrt
 from calcvm.kernels_cpu import _math, emit
 from calcvm.kernels_cpu._common import FAST, at, kernel_signature
@@ -262,3 +263,15 @@ def test_large_results_have_the_bits_of_small_ones(dtype, in_place):
 def test_large_results_go_past_the_caches():
     (code,) = emit(["silu_fwd"], "float32", replace(host(), jit=False)).values()
     assert b"\x0f\xae\xf8" in code  # sfence
+
+
+@pytest.mark.parametrize(
+    ("formula", "exact", "most"),
+    [(gates.tanh, np.tanh, 3e-7), (gates.logistic, lambda x: 1 / (1 + np.exp(-x)), 2e-7)],
+)
+def test_gates_of_float32(formula, exact, most):
+    """As exact as stated, never beyond the function's range; NaN stays."""
+    x = np.concatenate([np.linspace(-40, 40, 400_001), [-np.inf, np.inf, np.nan, 0.0]]).astype("float32")
+    y = evaluate(formula, x, _elementwise_kernel)
+    np.testing.assert_allclose(y, exact(x.astype("float64")), rtol=0, atol=most)
+    assert np.nanmax(y) <= 1 and np.nanmin(y) >= round(float(exact(-40.0)), 9)

@@ -252,6 +252,41 @@ def test_step_by_step(net):
     np.testing.assert_allclose(stream(X[4][0]), want[4, 0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_of_the_inputs_inside_the_row(cell, dtype):
+    """They have the bits of a row of their own, for any team and lengths; large weights keep that row."""
+    layer, gates = getattr(cv, cell), {"rnn": 1, "gru": 3, "lstm": 4}[cell]
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((7, 20, 5)), "lengths": np.array([20, 1, 0, 17, 16, 20, 3])}
+
+    def outputs(apart, workers, inputs=5, reverse=False):
+        g = cv.CalcGraph()
+        x, lengths = g.placeholder("x", (None, 20, inputs)), g.placeholder("lengths", (None,), dtype="int64")
+        w, v = g.parameter("w", (inputs, gates * 32)), g.parameter("v", (32, gates * 32))
+        b, c = g.parameter("b", (gates * 32,), cv.init.Normal()), g.parameter("c", (gates * 32,), cv.init.Normal())
+        with g.path("forward") as path:
+            y, *states = layer(x, w, v, b, c, lengths=lengths, reverse=reverse)
+            path.output = (y, y.producer.inputs["z"]) if apart else y
+        program = cv.compile(g, batch_size=7, dtype=dtype, workers=workers)
+        assert ("linear_fwd" in program.disassemble()) == (apart or inputs > 5)
+        model = cv.CalcHeap(program.heap_bytes).create(program, seed=0)
+        if inputs > 5:
+            return []
+        for name, array in data.items():
+            model[name] = array
+        model.forward("forward")
+        return [model[name.name].copy() for name in (y, *states)]
+
+    for reverse in (False, True):
+        want = outputs(True, 1, reverse=reverse)
+        assert want[0].any()
+        for workers in (1, 2, 3, 7):
+            for found, wanted in zip(outputs(False, workers, reverse=reverse), want):
+                np.testing.assert_array_equal(found, wanted)
+    outputs(False, 1, inputs=2049)
+
+
 def test_any_number_of_steps():
     """A program of one sample may run any number of steps up to its largest: the batch is the steps."""
     g = cv.CalcGraph()

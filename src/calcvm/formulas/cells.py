@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from calcvm.formulas import number as n
+from calcvm.formulas.gates import logistic, tanh
 from calcvm.frozen import frozen
 
 Numbers = Sequence[Any]
+AHEAD = 16  # steps of which one sample alone gets the products of its inputs at a time
 OPERANDS = {  # of the rows, for a cell that has all
-    "forward": "z wh b h0 c0 lengths y hn cn gates more c ws order counts",
+    "forward": "z wh b h0 c0 lengths y hn cn gates more c ws order counts x wi bi",
     "backward": "wh h0 c0 lengths y gates more c dy dhn dcn dz t_dmore dh0 dc0 dh dc ws order counts",
     "weights": "y h0 lengths dz t_dmore dwh db",
 }
@@ -61,7 +63,7 @@ class Cell:
 
 
 def _tanh(z: Numbers, more: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    return (), (), (n.tanh(z[0]),)
+    return (), (), (tanh(z[0]),)
 
 
 def _tanh_back(gates: Numbers, more: Numbers, before: Numbers, after: Numbers, d: Numbers) -> Any:
@@ -77,8 +79,8 @@ def _relu_back(gates: Numbers, more: Numbers, before: Numbers, after: Numbers, d
 
 
 def _gru(z: Numbers, more: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    r, u, (m,) = n.logistic(z[0]), n.logistic(z[1]), more
-    g = n.tanh(n.fma(r, m, z[2]))
+    r, u, (m,) = logistic(z[0]), logistic(z[1]), more
+    g = tanh(n.fma(r, m, z[2]))
     return (r, u, g), more, (n.fma(u, before[0] - g, g),)
 
 
@@ -89,13 +91,13 @@ def _gru_back(gates: Numbers, more: Numbers, before: Numbers, after: Numbers, d:
 
 
 def _lstm(z: Numbers, more: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    i, f, g, o = n.logistic(z[0]), n.logistic(z[1]), n.tanh(z[2]), n.logistic(z[3])
+    i, f, g, o = logistic(z[0]), logistic(z[1]), tanh(z[2]), logistic(z[3])
     c = n.fma(f, before[1], i * g)
-    return (i, f, g, o), (), (o * n.tanh(c), c)
+    return (i, f, g, o), (), (o * tanh(c), c)
 
 
 def _lstm_back(gates: Numbers, more: Numbers, before: Numbers, after: Numbers, d: Numbers) -> Any:
-    (i, f, g, o), (dh, dc), t = gates, d, n.tanh(after[1])
+    (i, f, g, o), (dh, dc), t = gates, d, tanh(after[1])
     e = n.fma(dh * o, 1 - t * t, dc)
     dz = (e * g * (i * (1 - i)), e * before[1] * (f * (1 - f)), e * i * (1 - g * g), dh * t * (o * (1 - o)))
     return dz, (), (None, e * f)

@@ -103,7 +103,7 @@ def _forward(cell: Cell) -> Any:
 
     @device
     def run(me, N, T, H, reverse, wn, z, wh, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws):
-        n, stop = share(me, N)
+        n, stop = share(me, N if given(me, z) else 0)
         sum_of, kept = at(ws, me.worker * wn), two and given(me, c)
         while n < stop:
             length = length_of(me, T, lengths, n)
@@ -273,8 +273,8 @@ def register(cell: Cell) -> None:
     b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15, b16, *_ = cell.places("backward")
     w0, w1, w2, w3, w4, w5, w6 = cell.places("weights")
 
-    @kernel_as(f"{cell.name}_fwd", words_of_cell(cell, "forward", "N T H reverse wn"))
-    def _(me, N, T, H, reverse, wn, *p):
+    @kernel_as(f"{cell.name}_fwd", words_of_cell(cell, "forward", "N T H K reverse wn"))
+    def _(me, N, T, H, K, reverse, wn, *p):
         forward(
             me, N, T, H, reverse, wn, p[f0], p[f1], p[f2], p[f3], p[f4], p[f5], p[f6], p[f7], p[f8], p[f9], p[f10], p[f11], p[f12],
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Fusion: fewer rows and fewer passes over memory, with the same results.
 
 Before autodiff, on operators: a product and the addition of a bias become one (``BIAS`` in `calcvm.ops.contraction`).
-After it, on statements: a row becomes an epilogue of the row that produces its input, if it can (`calcvm.ops.epilogues`).
+After it, on statements: a recurrent row takes over the products of its inputs (`calcvm.ops.recurrent`), and a row becomes an
+epilogue of the row that produces its input, if it can (`calcvm.ops.epilogues`).
 Epilogues are activations, their derivatives, additions, and normalization by known statistics.
 
 If the derivative of an activation reads its input, the activation is fused in inference only.  Weights are not scaled by a
@@ -17,8 +18,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from calcvm.graph import Operation, Path, Variable
+from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.contraction import BIAS
+from calcvm.ops.recurrent import FEW, INNER, PROJECTED
+from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.spec import Epilogue
 from calcvm.ops.statement import Statement, Value
 
@@ -79,6 +83,27 @@ def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statem
             if s.spec.takes:
                 hosts[_made(s)] = i, 0
     return [s for s in out if s is not None]
+
+
+def fuse_inputs(emit: Emitter, statements: list[Statement], kept: set[Value]) -> list[Statement]:
+    """Merge the products of inputs into the recurrent rows that alone read them."""
+    readers = Counter(v for s in statements for v in s.read_values)
+    rows = _Rows(statements)
+    makers = {_made(s): i for i, s in enumerate(statements) if s.spec.name == "linear_fwd"}
+    for i, s in enumerate(statements):
+        z = s.operands.get("z")
+        if INNER not in s.spec.words or z is None or z not in makers or readers[z] != 1 or z in kept:
+            continue
+        maker = statements[makers[z]]
+        same = (maker.path, maker.phase) == (s.path, s.phase) and not (maker.shifts or s.shifts)
+        few = maker.extents["wt"].bounds(MAX_BATCH)[1] <= FEW
+        if same and few and not rows.any_writes(maker.read_values, makers[z], i):
+            operands = {**s.operands, "z": None} | {own: maker.operands[name] for own, name in PROJECTED.items()}
+            emit.path, emit.phase = s.path, s.phase
+            name, label = s.spec.name.partition(".")[0], f"{maker.label} {s.label}"
+            rows.put(i, emit.row(name, {**s.words, "K": maker.words["K"]}, operands, label))
+            rows.out[makers[z]] = None
+    return [s for s in rows.out if s is not None]
 
 
 def _result(s: Statement) -> str:

@@ -19,7 +19,7 @@ from calcvm.graph import CalcGraph, Operation, Path, Variable, in_same_order
 from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
-from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
+from calcvm.lowering.fuse import fuse_bias, fuse_epilogues, fuse_inputs
 from calcvm.lowering.layers import LayerLine, lines_of
 from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
 from calcvm.lowering.simplify import simplified
@@ -163,6 +163,8 @@ class Lowering:
         for s in statements:
             if s.phase == "forward" and s.label in self.lines:
                 self.lines[s.label].rows.append(s)
+        if not self.emit.on.gpu:  # there the products of all steps at once keep more workers busy
+            statements = fuse_inputs(self.emit, statements, kept_values)
         statements = fuse_epilogues(statements, kept_values)
         for value in kept_values:
             if not value.persistent:

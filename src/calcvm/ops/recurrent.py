@@ -1,7 +1,8 @@
 """Recurrent operators: the steps of a sequence inside one row, for each cell of `calcvm.formulas.cells`.
 
-The products of the inputs with their weights precede them, as one linear row over all steps; z is its result.  So the rows
-here have the products of the state alone.  Samples are shared, and no barrier is inside.  ``lengths`` are data: steps at and
+The products of the inputs with their weights precede them, as one linear row over all steps; z is its result.  On a CPU the
+forward has them too, if these weights are `FEW`: then z is nowhere, and padding costs nothing.  Samples are shared, and no barrier
+is inside.  ``lengths`` are data: steps at and
 past a sample's length are not computed; their results and gradients are 0.
 """
 
@@ -10,14 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.formulas.cells import CELLS, Cell
+from calcvm.formulas.cells import AHEAD, CELLS, Cell
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.sizes import On
-from calcvm.ops.spec import ACC, WN, A, Attr, Example, Operand, R, RowSpec, S, Shapes, W, choice, dims, operator
+from calcvm.ops.spec import ACC, WN, A, Attr, Example, Operand, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
 
 Room = tuple[Any, Any]
 REVERSE = choice("reverse", 2)
 SIZES = dims("N T H")
+INNER = Word(name="K", kind="int", default=0)  # features of x
+PROJECTED = {
+    "x": "x",
+    "wi": "wt",
+    "bi": "b",
+}  # what a forward takes in place of z, by the operands of the linear row that makes z
+FEW = 1 << 16  # elements of weights that each step can read again
 RECURS = "each step reads a product with the state before it"
 
 
@@ -31,7 +39,10 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
     products = f"2*N*T*{g}*H*H"
 
     def zeros(w: Any, on: On) -> Room:
-        return g * w.H, g * w.H  # zeros; on a GPU the sums of a step
+        n = g * w.H  # zeros; on a GPU the sums of a step
+        if w.K and w.T != 1:  # and products ahead
+            n += AHEAD * n
+        return n, n
 
     def turned(w: Any, on: On) -> Room:
         n = 0 if on.gpu else (g * w.H + 1) * ((w.H + 15) // 16 * 16)
@@ -52,15 +63,16 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
         name=f"{cell.name}_fwd",
         synopsis=f"y[n,t] = h of step t: {cell.synopsis}",
         no_equation=RECURS,
-        words=(*SIZES, REVERSE, WN),
+        words=(*SIZES, INNER, REVERSE, WN),
         operands=_operands(cell, "forward", given | {
-            "z": R("z", gates, "N"), "b": R("b", f"{g}*H", optional=True),
+            "z": R("z", gates, "N", optional=True), "b": R("b", f"{g}*H", optional=True),
+            "x": R("x", "N*T*K", "N", optional=True), "wi": R("wi", f"K*{g}*H", optional=True), "bi": R("bi", f"{g}*H", optional=True),
             **{name: W(name, n, "N") for name, n in (("y", steps), ("hn", last), ("cn", last))},
             **{name: W(name, n, "N", optional=True) for name, n in kept.items()},
         }),
         in_place=(("gates", "z"),) if cell.kept else (),
         workspace=zeros,
-        flops=f"{products} + {cell.flops}*{steps}",
+        flops=f"2*N*T*{g}*H*(H + K) + {cell.flops}*{steps}",
     )  # fmt: skip
     backward = RowSpec(
         name=f"{cell.name}_bwd",

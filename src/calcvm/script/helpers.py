@@ -408,8 +408,10 @@ def running(T, lengths, n, s, reverse):
     return rows, lengths[rows] - 1 - s if reverse else np.full(len(rows), s)
 
 
-def recurrent(cell, z, wh, b, h0, c0, lengths, reverse):
+def recurrent(cell, z, x, wi, bi, wh, b, h0, c0, lengths, reverse):
     """All steps of a cell: y, the last h and c, and what the gradient reads: gates, more, c."""
+    if z is None:
+        z = x @ wi if bi is None else x @ wi + bi
     n, T, size = z.shape[0], z.shape[1], wh.shape[0]
     h, c = (np.zeros((n, size), z.dtype) if s is None else s.copy() for s in (h0, c0))
     y, cs, gates = np.zeros((n, T, size), z.dtype), np.zeros((n, T, size), z.dtype), np.zeros_like(z)

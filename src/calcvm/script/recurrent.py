@@ -15,7 +15,7 @@ def _given(r: Row, *names: str) -> list[Any]:
 @writes(*(f"{cell}_fwd" for cell in CELLS))
 def _forward(r: Row) -> None:
     cell, reverse = r.spec.name.partition("_fwd")[0], r.integer("reverse") == 1
-    found = r.call("recurrent", cell, *_given(r, "z", "wh", "b", "h0", "c0", "lengths"), reverse)
+    found = r.call("recurrent", cell, *_given(r, "z", "x", "wi", "bi", "wh", "b", "h0", "c0", "lengths"), reverse)
     r.put_all(found, "y", "hn", "cn", "gates", "more", "c")
 
 
