@@ -144,9 +144,25 @@ def test_an_answer_token_by_token_has_the_scores_of_the_whole(source):
         stream.reset()
 
 
+def test_bert_sees_no_padding():
+    rng = np.random.default_rng(0)
+    model = cv.Model(zoo.bert(**BERT), input_shape=(7,), optimizer="adam", batch_size=2, lengths=True, seed=0)
+    one, other = rng.integers(0, 13, (2, 2, 7))
+    other[0, :4], other[1] = one[0, :4], one[1]
+    found = [model.predict((x, np.array([4, 7]))) for x in (one, other)]
+    assert (found[0][0, :4] == found[1][0, :4]).all() and (found[0][1] == found[1][1]).all()
+    assert (model.predict((one, np.array([5, 7])))[0, :4] != found[0][0, :4]).any()
+
+
 def test_what_has_no_answer_or_no_type_is_refused():
-    with pytest.raises(cv.ShapeError, match="no step after the 5 that are read"):
-        cv.Model(zoo.seq2seq(**ANSWER), input_shape=(5,), optimizer="adam")
+    for shape in (5,), (7, 2):
+        with pytest.raises(cv.ShapeError, match="the 5 that are read and at least one of the answer"):
+            cv.Model(zoo.seq2seq(**ANSWER), input_shape=shape, optimizer="adam")
+    with pytest.raises(cv.CalcError, match="pad what is read in front"):
+        cv.Model(zoo.seq2seq(**ANSWER), input_shape=(7,), optimizer="adam", lengths=True)
+    for shape in (4, 3), (4, 2, 1):
+        with pytest.raises(cv.ShapeError, match="tokens and their types"):
+            cv.Model(zoo.bert(**BERT), input_shape=shape, optimizer="adam")
     model = cv.Model(zoo.bert(**BERT), input_shape=(4, 2), optimizer="adam", batch_size=1)
     assert model.predict(np.full((1, 4, 2), 2)).shape == (1, 4, 13)
     for wrong in ([2, 3], [13, 0], [-1, 0]):
