@@ -31,7 +31,7 @@ def letters_of(length: int) -> tuple[str, np.ndarray]:
 
 
 def counted(tokens: np.ndarray, held: np.ndarray, classes: int, past: int) -> float:
-    """Mean cross-entropy, in nats, of the next token from the last ``past`` ones; from fewer, where these are rare (Witten and Bell 1991)."""
+    """Mean cross-entropy, in nats, of the next token from the last ``past`` ones, or fewer if these are rare (Witten and Bell 1991)."""
     p = np.full((1, classes), 1 / classes)
     for n in range(past + 1):
         at = sum(tokens[n - k : len(tokens) - k] * classes**k for k in range(n + 1))  # the last n and the next one
