@@ -15,6 +15,7 @@ import numpy as np
 from bench.harness import QUICK_REPEATS, REPEATS, Result, interleave, number, ratio
 
 STEPS, INPUTS, UNITS = 50, 16, 64
+WIDTH, LAYERS, HEADS = 64, 2, 4
 GATES = {"lstm": 4, "gru": 3}
 # least ratio to the faster peer: kind, batch, what
 TARGETS = {
@@ -44,45 +45,66 @@ def turns(contestants: Mapping[str, Callable[[int], Any]], quick: bool) -> dict[
     return interleave(runs, QUICK_REPEATS if quick else 3 * REPEATS)
 
 
-# ---------------------------------------------------------------- recurrent layers
-def recurrent(kind: str, batch: int, result: Result) -> tuple[Contestants, Contestants]:
-    """Contestants of inference and of a training step with Adam."""
+def model_of(net: Any, shape: tuple[int, ...], batch: int, **options: Any) -> Any:
+    import calcvm as cv
+
+    options = {"workers": 1} | options
+    return cv.Model(net, input_shape=shape, loss="mse", optimizer=cv.Adam(1e-3), batch_size=batch, seed=0, **options)
+
+
+def given(model: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, which are in their placeholders too."""
+    rng = np.random.default_rng(0)
+    x, t = (
+        rng.standard_normal((samples, *model[name].shape[1:])).astype("f4") for name in ("input", "target")
+    )  # fmt: skip
+    model["input"], model["target"] = x, t
+    return x, t
+
+
+def contest(
+    label: str, model: Any, module: Any, outputs: Callable[[Any], Any], result: Result, prefix: str = ""
+) -> tuple[Contestants, Contestants]:
+    """Contestants of inference and of a training step with Adam, from the module's weights."""
     import torch
 
-    import calcvm as cv
-    from calcvm import nn
-
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, STEPS, INPUTS), np.float32)
-    t = rng.standard_normal((batch, STEPS, UNITS), np.float32)
-    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](UNITS)
-    model = cv.Model(
-        layer, input_shape=(STEPS, INPUTS), loss="mse", optimizer=cv.Adam(1e-3), batch_size=batch, workers=1, seed=0
-    )
-    theirs = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](INPUTS, UNITS, batch_first=True)
-    with torch.no_grad():
-        for name, p in theirs.named_parameters():
-            p.copy_(torch.from_numpy(model.parameters[f"{kind}_1.{name}"].T.copy()))
+    model.load_state_dict(module.state_dict(), prefix=prefix)
+    x, t = given(model, model.batch_size)
     of_x, of_t = torch.from_numpy(x), torch.from_numpy(t)
-    worst = np.abs(model.predict(x) - theirs(of_x)[0].detach().numpy()).max()
+    module.eval()
+    worst = np.abs(model.predict(x) - outputs(of_x).detach().numpy()).max()
     if worst > TOLERANCE:
-        result.fail(f"{kind}, batch {batch}: outputs differ from PyTorch's by {worst:.1e}")
-    optimizer = torch.optim.Adam(theirs.parameters(), 1e-3, fused=True)
+        result.fail(f"{label}: outputs differ from PyTorch's by {worst:.1e}")
+    optimizer = torch.optim.Adam(module.parameters(), 1e-3, fused=True)
 
     def infer(n: int) -> None:
+        module.eval()
         with torch.inference_mode():
             for _ in range(n):
-                theirs(of_x)
+                outputs(of_x)
 
     def train(n: int) -> None:
+        module.train()
         for _ in range(n):
             optimizer.zero_grad(set_to_none=True)
-            torch.nn.functional.mse_loss(theirs(of_x)[0], of_t).backward()
+            torch.nn.functional.mse_loss(outputs(of_x), of_t).backward()
             optimizer.step()
 
     model["input"], model["target"] = x, t
     inference: Contestants = {"calcvm": lambda n: model.run_round("predict", steps=n), "torch": infer}
     return inference, {"calcvm": lambda n: model.run_steps(n), "torch": train}
+
+
+# ---------------------------------------------------------------- recurrent layers
+def recurrent(kind: str, batch: int, result: Result) -> tuple[Contestants, Contestants]:
+    import torch
+
+    from calcvm import nn
+
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](UNITS)
+    theirs = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[kind](INPUTS, UNITS, batch_first=True)
+    model = model_of(layer, (STEPS, INPUTS), batch)
+    return contest(f"{kind}, batch {batch}", model, theirs, lambda x: theirs(x)[0], result)
 
 
 def layers(result: Result, quick: bool) -> None:
@@ -108,6 +130,60 @@ def layers(result: Result, quick: bool) -> None:
                     value = ratio(times["torch"], times["calcvm"])
                     result.target("P8", f"{label}, against PyTorch", value, TARGETS[kind, batch, what], "x")
     result.table("Recurrent layers", ["", "calcvm us", "of the limit", "PyTorch us, ratio"], rows)
+
+
+def teams(result: Result, quick: bool) -> None:
+    """Two workers, and sequences of unequal lengths, beside one worker and full lengths."""
+    from calcvm import nn
+
+    model, two, ragged = (
+        model_of(nn.LSTM(UNITS), (STEPS, INPUTS), 32, **options) for options in ({}, {"workers": 2}, {"lengths": True})
+    )
+    for each in (model, two, ragged):
+        given(each, 32)
+    lengths = np.linspace(1, STEPS, 32).astype(np.int64)
+    ragged["lengths"] = lengths
+    runs = {"one": model, "two": two, "ragged": ragged}
+    label, share = f"LSTM {INPUTS}-{UNITS}, {STEPS} steps, batch 32", lengths.sum() / (32 * STEPS)
+    rows = []
+    for what in ("inference", "training"):
+        if what == "training":
+            contestants: Contestants = {name: each.run_steps for name, each in runs.items()}
+        else:
+            contestants = {
+                name: lambda n, each=each: each.run_round("predict", steps=n) for name, each in runs.items()
+            }  # fmt: skip
+        times = turns(contestants, quick)
+        faster, part = ratio(times["one"], times["two"]), ratio(times["ragged"], times["one"]) / share
+        rows.append([f"{label}, {what}", f"{faster:.2f} x", f"{part:.2f}"])
+        result.target("P8", f"{label}, {what}, two workers", faster, 1.8, "x")
+        result.target("P8", f"{label}, {what}, time of a step of unequal lengths", part, 1.1, "x", at_most=True)
+    result.table(
+        "Workers and lengths", ["", "two workers", f"time of each step, {100 * share:.0f} % of them there"], rows
+    )
+
+
+# ---------------------------------------------------------------- encoders
+ENCODERS = {(32, 1): (1.9, 3.6), (32, 32): (1.45, 2.0), (256, 8): (1.6, 1.5)}  # least ratios by steps and batch
+
+
+def encoders(result: Result, quick: bool) -> None:
+    import torch
+
+    from calcvm import nn
+
+    rows = []
+    for (steps, batch), asked in ENCODERS.items():
+        net = nn.Sequential(*(nn.TransformerEncoderLayer(HEADS, 128, dropout=0.0) for _ in range(LAYERS)))
+        one = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 128, dropout=0.0, batch_first=True)
+        module, label = torch.nn.TransformerEncoder(one, LAYERS), f"encoder, {steps} steps, batch {batch}"
+        pairs = contest(label, model_of(net, (steps, WIDTH), batch), module, module, result, prefix="layers.")
+        for what, least, contestants in zip(("inference", "training"), asked, pairs):
+            times = turns(contestants, quick)
+            value = ratio(times["torch"], times["calcvm"])
+            rows.append([f"{label}, {what}", *(number(min(t) * 1e6) for t in times.values()), f"{value:.2f} x"])
+            result.target("P8", f"{label}, {what}, against PyTorch", value, least, "x")
+    result.table("Encoders, 2 layers, 64 features, 4 heads, us", ["", "calcvm", "PyTorch", "ratio"], rows)
 
 
 # ---------------------------------------------------------------- one step at a time
@@ -154,7 +230,7 @@ def streams(result: Result, quick: bool) -> None:
 
 
 # ---------------------------------------------------------------- texts
-WIDTH, LAYERS, HEADS, LETTERS, ROOM = 64, 2, 4, 65, 128
+LETTERS, ROOM = 65, 128
 
 
 def texts(result: Result, quick: bool) -> None:
@@ -224,6 +300,8 @@ def main(quick: bool = False) -> bool:
         return result.save()
     torch.set_num_threads(1)
     layers(result, quick)
+    teams(result, quick)
+    encoders(result, quick)
     streams(result, quick)
     texts(result, quick)
     return result.save()

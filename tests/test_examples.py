@@ -80,6 +80,68 @@ def test_a_trained_network_is_looked_into(name: str, tmp_path: Path, whole: bool
     assert (tmp_path / "seen.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def figures(pattern: str, out: str) -> dict[str, float]:
+    """The figures after the names that a pattern finds."""
+    return {name.strip(): float(figure) for name, figure in re.findall(pattern, out)}
+
+
+def test_a_stream_finds_what_is_wrong_with_a_machine(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run("anomalies", "--out", str(tmp_path))
+    auc = figures(r"(\S+) +AUC ([\d.]+)", out)
+    assert auc["GRU"] > 0.8 and auc["GRU"] > auc["z-score"] + 0.03 and "us a reading" in out
+    assert (tmp_path / "anomalies.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_forecast_is_better_than_last_year(tmp_path: Path) -> None:
+    for package in ("statsmodels", "sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    out = run("forecast", "--out", str(tmp_path))
+    error = figures(r"(.{13}) error ([\d.]+) degrees", out)
+    assert len(error) == 4 and error["networks"] < 0.85 * error["last year"]
+    assert (tmp_path / "forecast.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_gestures_of_unequal_lengths_are_told_apart(tmp_path: Path) -> None:
+    for package in ("seglearn", "sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    out = run("gestures", "--out", str(tmp_path))
+    accuracy = figures(r"(.{18}) accuracy ([\d.]+)", out)
+    assert accuracy["GRU"] > accuracy["nearest neighbours"] > 0.4
+    assert (tmp_path / "gestures.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(("name", "package"), [("forecast", "statsmodels"), ("gestures", "seglearn")])
+def test_an_example_without_its_data_says_what_to_install(name: str, package: str, tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text("")  # a package of this name, and no data in it
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--quick"],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 1 and f"pip install {package}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_gpt_learns_to_write(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run("gpt", "--out", str(tmp_path))
+    held, letters, bigrams, trigrams = map(
+        float,
+        re.search(r"held out: ([\d.]+) .+ letters ([\d.]+), .+ ([\d.]+), .+ ([\d.]+)", out).groups(),  # type: ignore[union-attr]
+    )
+    assert trigrams < bigrams < letters and held < (letters + bigrams) / 2
+    assert "a character: The for stat" in out
+    assert (tmp_path / "gpt.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_agent_that_remembers_balances_what_it_sees_in_part(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run("remember", "--out", str(tmp_path))
+    returns = figures(r"(with memory|without) +mean return +([\d.]+)", out)
+    assert returns["with memory"] > 2 * returns["without"]
+    assert (tmp_path / "remember.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_an_agent_learns_to_balance() -> None:
     out = run("agent")
     assert "the agent takes 55,808 bytes" in out

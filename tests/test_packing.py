@@ -145,7 +145,7 @@ def test_a_plan_has_its_gap_closed() -> None:
     assert_packed(items, Packing(starts, tight.heap_bytes, 0))
 
 
-@pytest.mark.parametrize("name", cv.zoo.__all__)
+@pytest.mark.parametrize("name", cv.zoo.IMAGES)
 def test_a_network_is_packed_at_its_lower_bound(name: str, whole: bool) -> None:
     """Without a solver; of GoogLeNet at batch 1 orders and canonical packings of the whole leave 0.3 %."""
     if name != "googlenet" and not whole:

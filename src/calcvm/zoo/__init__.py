@@ -10,16 +10,16 @@ from calcvm.zoo.inception import googlenet
 from calcvm.zoo.mobile import mobilenet_v2
 from calcvm.zoo.plain import alexnet, lenet, overfeat, vgg11, vgg16, vgg19
 from calcvm.zoo.residual import resnet18, resnet34, resnet50
-from calcvm.zoo.sequences import char_lstm, gpt, tcn, transformer_classifier
+from calcvm.zoo.sequences import bert, char_lstm, gpt, seq2seq, tcn, transformer_classifier
 from calcvm.zoo.unet import unet
 
 IMAGES = (
     "alexnet", "googlenet", "lenet", "mobilenet_v2", "overfeat", "resnet18", "resnet34", "resnet50", "unet", "vgg11",
     "vgg16", "vgg19",
 )  # fmt: skip
-SEQUENCES = ("char_lstm", "gpt", "tcn", "transformer_classifier")
+SEQUENCES = ("bert", "char_lstm", "gpt", "seq2seq", "tcn", "transformer_classifier")
 __all__ = [
-    "alexnet", "char_lstm", "googlenet", "gpt", "lenet", "mobilenet_v2", "overfeat", "resnet18", "resnet34", "resnet50", "tcn",
-    "transformer_classifier", "unet", "vgg11", "vgg16", "vgg19",
+    "alexnet", "bert", "char_lstm", "googlenet", "gpt", "lenet", "mobilenet_v2", "overfeat", "resnet18", "resnet34", "resnet50",
+    "seq2seq", "tcn", "transformer_classifier", "unet", "vgg11", "vgg16", "vgg19",
 ]  # fmt: skip
 hints.hint(globals(), __all__)
