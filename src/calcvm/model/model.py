@@ -394,7 +394,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         prompts, alone = prompts_of(prompt)
         if STREAM not in self.loaded.paths:
             raise CalcError('generate: the model has no path "stream": make it with cv.Model(..., stream=True)')
-        out = generated(self.stream(STREAM, batch=len(prompts)), prompts, tokens, sampler, stop)
+        stream = self.stream(STREAM, batch=len(prompts))
+        try:
+            out = generated(stream, prompts, tokens, sampler, stop)
+        finally:
+            stream._leave()  # the traceback of an interrupt keeps the stream
         return out[0] if alone else out
 
     @overload
