@@ -10,6 +10,7 @@ are not run.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from bench.harness import Result, fresh, memory_bytes, n_cores, number
 
 BATCHES, STEPS, RATE = (1, 8, 32), 2, 0.01
 SHAPES = {"lenet": (1, 28), "overfeat": (3, 231), "unet": (1, 256)}  # channels and sides of images; (3, 224) for others
+STEPS_OF = {"gpt": 1024}  # steps of sequences; 128 for others
+FEATURES = 8  # of a step, where steps are no integers
 MEASURED_BYTES = 1_200_000_000
 FLOOR = 1.1  # least budget for a plan, relative to what a single statement needs
 LAYOUTS = ("contiguous_format", "channels_last")
@@ -44,12 +47,24 @@ def network(name: str, **reduced: int) -> tuple[Any, int, int, str]:
     return net, channels, size, "mse" if name == "unet" else "softmax_cross_entropy"
 
 
-def planned(name: str, batch: int, share: float = 1, **reduced: int) -> tuple[Any, Any]:
-    """The graph of a network and its plan, in a ``share`` of its memory: see `within`."""
+def graph_of(name: str, **reduced: int) -> Any:
+    """The graph that trains a network of images or sequences; of these ``steps`` are the steps, and ``stream=1`` adds a stream."""
     import calcvm as cv
 
-    net, channels, size, loss = network(name, **reduced)
-    g = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
+    if name not in cv.zoo.SEQUENCES:
+        net, channels, size, loss = network(name, **reduced)
+        return cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
+    make, steps = getattr(cv.zoo, name), reduced.get("steps", STEPS_OF.get(name, 128))
+    sizes = {"steps": steps, **reduced}
+    net = make(**{size: n for size, n in sizes.items() if size in inspect.signature(make).parameters})
+    shape = (steps,) if net.layers[0].takes else (steps, FEATURES)
+    loss = "softmax_cross_entropy" if net.layers[0].takes else "mse"
+    return cv.build_graph(net, shape, loss, cv.SGD(RATE), stream=bool(reduced.get("stream")))
+
+
+def planned(name: str, batch: int, share: float = 1, **reduced: int) -> tuple[Any, Any]:
+    """The graph of a network and its plan, in a ``share`` of its memory: see `within`."""
+    g = graph_of(name, **reduced)
     return g, within(g, share, batch_size=batch, workers=n_cores())
 
 
@@ -79,7 +94,10 @@ def ours(name: str, batch: int, share: float = 1, **reduced: int) -> dict[str, i
     imported = memory_bytes("VmRSS")
     g, plan = planned(name, batch, share, **reduced)
     program = cv.compile(g, plan=plan)
-    x, y = (np.zeros([s.at(batch) for s in g.variables[v].shape], np.float32) for v in ("input", "target"))
+    x, y = (
+        np.zeros([s.at(batch) for s in v.shape], v.type or np.float32)
+        for v in map(g.variables.__getitem__, ("input", "target"))
+    )
 
     def train() -> Any:
         model = cv.CalcHeap(plan.heap_bytes).create(program, seed=0)
@@ -157,12 +175,16 @@ def wrong(found: Mapping[str, int]) -> str:
 
 def case(result: Result, name: str, batch: int, **reduced: int) -> list[str]:
     """A row of the table."""
+    import calcvm as cv
+
     bytes_ = {"planned": planned(name, batch, **reduced)[1].heap_bytes}
     if bytes_["planned"] <= MEASURED_BYTES:
         bytes_ = measured("ours", name=name, batch=batch, **reduced)
         if text := wrong(bytes_):
             result.fail(f"{name}, batch {batch}: {text}")
         try:
+            if name in cv.zoo.SEQUENCES:
+                raise RuntimeError("only networks of images have a twin")
             peaks = [measured("torchs", name=name, batch=batch, layout=layout, **reduced)["peak"] for layout in LAYOUTS]
             bytes_["torch"] = min(peaks)
         except RuntimeError as error:
@@ -177,7 +199,7 @@ def main(quick: bool = False) -> bool:
     """Run the workload; True if everything is as planned."""
     import calcvm as cv
 
-    result = Result("memory", "Memory of convolutional networks", quick)
+    result = Result("memory", "Memory of the networks of the zoo", quick)
     if quick:
         rows = [case(result, "lenet", 8), case(result, "resnet18", 4, width=4, size=32)]
     else:

@@ -28,7 +28,50 @@ class Mutant:
     tests: tuple[str, ...]
 
 
+IMAGE = (
+    "vm/run/loaded.py",
+    '        self.image = _hull([s for s in kept if s.kind != "gradient"])\n',
+    '        self.image = _hull([s for s in kept if s.kind not in ("gradient", "carry")])\n',
+)
+CARRIES = {  # what loses a state, by the words that choose tests of test_carry.py
+    "switching": IMAGE,
+    "fleets_carry": IMAGE,
+    "store_of_files": IMAGE,
+    "files_copies": ("model/files.py", "model.image(state)", "model.image(False)"),
+    "pickles": ("model/model.py", "        self.save(file, state=True)\n", "        self.save(file)\n"),
+    "copies": ("model/model.py", "            image = self.image()  # first", "            image = self.image(False)  # first"),
+    "before_they_change": (
+        "lowering/sections.py", " if states and not path.backward else states.keys()\n", " if 0 else ()\n",
+    ),
+    "recomputation": (
+        "lowering/sections.py", " if states and not path.backward else states.keys()\n", " if states else states.keys()\n",
+    ),
+    "pages": (
+        "planner/paging.py", "        out.append(st.with_values(copies))\n",
+        '        out += [st.with_values(copies)] * all(v.kind != "carry" for v in written)\n',
+    ),
+    "rounds_carry": (
+        "lowering/sections.py", "path.carries.items() if wanted else ():\n",
+        "path.carries.items() if wanted and not self.accumulate else ():\n",
+    ),
+    "split": (
+        "split_model/model.py", "            if symbol is not None and symbol.persistent:\n",
+        '            if symbol is not None and symbol.persistent and symbol.kind != "carry":\n',
+    ),
+    "scripts": ("script/sections.py", 'name, shape = f"{name}[:B]"', 'name, shape = f"{name}[:B].copy()"'),
+    "simulated": (
+        "vm/memory/base_model.py", "                if not slot.writable:\n                    slot.write(symbol, cells)\n", "",
+    ),
+    "streams": ("vm/program/program_data.py", "] += place * symbol.elems", "] += 0 * symbol.elems"),
+    "compiled_calls": ("lowering/sections.py", "path.carries.items() if wanted else ():\n", "() if wanted else ():\n"),
+    "texts": ("graph_text/write.py", "        for state, new in path.carries.items():\n", "        for state, new in ():\n"),
+}  # fmt: skip
 MUTANTS = (
+    *(
+        Mutant(f"a state is lost: {words}", (change,), ("tests/test_carry.py", "-k", words))
+        for words, change in CARRIES.items()
+    ),
+    Mutant("a state is lost when a process is killed", (IMAGE,), ("tests/test_store.py", "-k", "kill")),
     Mutant(
         "a buffer is taken for what it was",
         (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 
 import numpy as np
 import pytest
 
 import calcvm as cv
+from calcvm import nn, zoo
 from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 
 RNG = np.random.default_rng(0)
@@ -397,6 +399,45 @@ def test_scripts_carry_the_states(tmp_path, monkeypatch):
         t = np.resize(t, (len(x), 4))
         np.testing.assert_allclose(carries.predict(x), model.predict(x), atol=1e-12)
         assert carries.step(x, t) == pytest.approx(model.step(x, t), abs=1e-12)
+
+
+STREAMING = {
+    "recurrent": lambda: nn.LSTM(8, num_layers=2) >> nn.GRU(5) >> nn.Linear(3),
+    "attention": lambda: zoo.gpt(7, width=8, layers=1, heads=2, steps=9),
+    "rotary": lambda: nn.MultiHeadAttention(2, causal=True, window=3, kv_heads=1, rotary=10.0) >> nn.RMSNorm(),
+    "convolution": lambda: zoo.tcn(2, width=4, layers=2),
+}
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_scripts_stream(name, tmp_path, monkeypatch):
+    """From the states that the model has then; samples that begin again; the next batch trains as the model does."""
+    words, rng = name == "attention", np.random.default_rng(0)
+    x = rng.integers(0, 7, (4, 9)) if words else rng.standard_normal((4, 9, 4))
+    options = {"loss": "softmax_cross_entropy" if words else "mse", "optimizer": cv.SGD(0.1), "stream": True}
+    model = cv.Model(
+        STREAMING[name](), input_shape=x.shape[1:], batch_size=4, dtype="float64", workers=1, seed=1, **options
+    )
+    t = rng.integers(0, 7, (4, 9)) if words else rng.standard_normal(model.predict(x).shape)
+    stream = model.stream(batch=4)
+    for k in range(3):
+        stream(x[:, k])
+    model.to_python(tmp_path / f"streams_{name}.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    script = importlib.import_module(f"streams_{name}")
+    few = model.stream(batch=3, place=0)
+    for k in range(3, 9):
+        if k == 5:
+            model.reset_state([1])
+            for carry in model.carries:
+                getattr(script, carry.replace(".", "_"))[1] = 0
+            assert script.step(x, t) == pytest.approx(model.step(x, t), abs=1e-12)
+        np.testing.assert_allclose(script.stream(x[:, k]), stream(x[:, k]), atol=1e-12)
+        if k == 6:
+            np.testing.assert_allclose(script.stream(x[:3, k]), few(x[:3, k]), atol=1e-12)
+            break
+    with pytest.raises(ValueError, match="5 samples, and BATCH is 4"):
+        script.stream(np.concatenate([x, x])[:5, 0])
 
 
 @pytest.mark.parametrize("share", [0.75, 0.9])

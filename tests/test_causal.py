@@ -80,6 +80,17 @@ def test_streams_answer_as_over_whole_sequences(kernel, dilations, dtype, tolera
         np.testing.assert_allclose(one(x[3, k]), changed[3, k], atol=tolerance)
 
 
+@pytest.mark.parametrize("steps", [7, 5])
+def test_scores_of_each_step(steps):
+    """Classes are the channels of the sequence, on its last axis, for the loss and the accuracy: also of as many steps."""
+    x, y = RNG.standard_normal((4, steps, C)), RNG.integers(0, 5, (4, steps))
+    model = cv.Model(
+        nn.CausalConv1d(5, 2), input_shape=(steps, C), optimizer="adam", loss="softmax_cross_entropy", seed=0
+    )
+    found = model.evaluate(x, y)
+    assert found["accuracy"] == pytest.approx((model.predict(x).argmax(-1) == y).mean(), abs=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_any_team_has_the_same_bits(dtype):
     x, found = RNG.standard_normal((4, T, C)), []

@@ -310,6 +310,23 @@ def test_streams_have_a_batch_and_reset_single_samples():
     assert (stream([1, 2, 3]) == first).all()
 
 
+def test_an_interrupted_generation_gives_its_place_back(monkeypatch):
+    """Also while its traceback is kept, as in an interactive session."""
+    model, draws = language_model(NETWORKS["gru"](), batch_size=1), iter([0, 1])
+    wanted = model.generate([1, 2], 5, seed=0).tolist()
+
+    def interrupted(self, scores):
+        for token in draws:
+            return np.full(len(scores), token)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as kept:
+        patch.setattr(Sampler, "draw", interrupted)
+        model.generate([1, 2], 5)
+    assert kept.traceback and model.generate([1, 2], 5, seed=0).tolist() == wanted
+    assert model.stream().place == 0
+
+
 def test_networks_of_sequences_train():
     rng = np.random.default_rng(0)
     words, labels = rng.integers(0, 50, (40, 10)), rng.integers(0, 2, 40)

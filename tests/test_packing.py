@@ -150,8 +150,7 @@ def test_a_network_is_packed_at_its_lower_bound(name: str, whole: bool) -> None:
     """Without a solver; of GoogLeNet at batch 1 orders and canonical packings of the whole leave 0.3 %."""
     if name != "googlenet" and not whole:
         pytest.skip("takes --whole")
-    net, channels, size, loss = memory.network(name)
-    graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(0.01))
+    graph = memory.graph_of(name)
     for batch in memory.BATCHES if whole else (1,):
         found = cv.plan(graph, batch_size=batch, workers=2)
         assert found.heap_bytes == found.lower_bound_bytes

@@ -189,11 +189,26 @@ def program_of(accumulate: bool = False, workers: int = 1) -> cv.Program:
     return cv.compile(graph, batch_size=8, workers=workers, accumulate=accumulate)
 
 
+@cache
+def streaming_program(workers: int = 1) -> cv.Program:
+    """The network, and a path of tokens with two states that only a whole step moves on together."""
+    graph = cv.build_graph(NET, (4,), "softmax_cross_entropy", cv.Adam(0.02))
+    token = graph.placeholder("token", (None,), "int64")
+    h, n = graph.carry("h", (None, 6), init="ones"), graph.carry("n", (None, 6))
+    words, U, V = (graph.parameter(name, shape) for name, shape in (("words", (5, 6)), ("U", (6, 6)), ("V", (6, 5))))
+    with graph.path("stream") as stream:
+        new = cv.carry(h, cv.tanh(cv.embedding(token, words) + h @ U))
+        stream.output = (new + 0.1 * cv.carry(n, n + new)) @ V
+    return cv.compile(graph, batch_size=8, workers=workers)
+
+
 class World:
     """A heap with room for one (or more) of its models: the one that is used and one that must stay as it is."""
 
-    def __init__(self, room: int = 1, store: Any = None, accumulate: bool = False, workers: int = 1) -> None:
-        self.program = program_of(accumulate, workers)
+    def __init__(
+        self, room: int = 1, store: Any = None, accumulate: bool = False, workers: int = 1, streams: bool = False
+    ) -> None:
+        self.program = streaming_program(workers) if streams else program_of(accumulate, workers)
         self.heap = cv.CalcHeap(room * -(-self.program.heap_bytes // 64) * 64, store)
         self.model = self.heap.create(self.program, seed=1, name="model")
         self.other = self.heap.create(self.program, seed=2, name="other")
@@ -201,6 +216,12 @@ class World:
             self.model.learning_batch = 24
         self.model.step(*B)
         self.other.step(*B)
+        if streams:
+            self.one, self.pair = self.model.stream(place=3), self.model.stream(batch=2, place=4)
+            for token in (1, 2):
+                self.one(token)
+                self.pair([token, 0])
+            self.other.stream()(1)
         self.fleet: cv.Fleet | None = None
         self.untouched = self.contents("other")
         self.threads = set(threading.enumerate())  # of other libraries, too, which other tests have started

@@ -88,7 +88,26 @@ BEGUN = {  # of those, the sections that have run before the call
     "optimize": ("forward", "backward"),
     "end_round": ("forward", "backward", "optimize"),
 }
-REPEATED = {"step", "run_steps", "backward", "optimize", "set_weights"}  # where two calls are more than one
+STREAMS = {
+    "stream": lambda w: w.one(3),
+    "stream of two": lambda w: w.pair(np.array([3, 4])),
+    "stream reset": lambda w: w.pair.reset(),
+    "stream state": lambda w: setattr(w.pair, "state", {"h": np.full((2, 6), 0.5), "n": np.ones((2, 6))}),
+    "reset_state": lambda w: w.model.reset_state([3, 5]),
+    "stream saved": lambda w: w.model.save(w.path / "saved.calc", state=True),
+    "generate": lambda w: w.model.generate([1, 2], 4, seed=3),
+    "generate two": lambda w: w.model.generate([[1], [2]], 3, seed=3),
+}
+CALLS |= STREAMS
+REPEATED = {
+    "stream",
+    "stream of two",
+    "step",
+    "run_steps",
+    "backward",
+    "optimize",
+    "set_weights",
+}  # where two calls are more than one
 HERE = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}  # what a signal raises
 
 
@@ -106,7 +125,9 @@ def worlds(tmp_path, kind, name):
         elif kind == "hooked files":
             store = HookedStore(persistent=True)
         room = 2 if kind in ("roomy", "team") else 1
-        world = World(room, store, accumulate=name in BEGUN, workers=2 if kind == "team" else 1)
+        world = World(
+            room, store, accumulate=name in BEGUN, workers=2 if kind == "team" else 1, streams=name in STREAMS
+        )
         world.path = tmp_path
         if sections := BEGUN.get(name):
             by_hand(world.model, *sections)
@@ -115,14 +136,26 @@ def worlds(tmp_path, kind, name):
     return make
 
 
-def goes_on(world, call, before, after, once):
+def between(world, name):
+    """States of a model between the steps of a call, which are its own: those of generation."""
+    if not name.startswith("generate"):
+        return []
+    prompt, count = ([[1, 2]], 4) if name == "generate" else ([[1], [2]], 3)
+    tokens = np.concatenate([prompt, np.reshape(CALLS[name](world), (len(prompt), count))], 1)
+    stream, states = world.model.stream(batch=len(prompt)), []
+    stream.reset()
+    for step in tokens.T[:-1]:
+        states.append(world.contents())
+        stream(step)
+    return states
+
+
+def goes_on(world, call, before, after, once, steps=()):
     """The model is in one of the two states; the next call does to it what it would have done without."""
     now = world.contents()
-    assert now in (before, after), "neither as before nor as after"
+    assert now in (before, after, *steps), "neither as before nor as after"
     call(world)
-    if now == before:
-        assert world.contents() == after
-    elif once:
+    if now != after or once:
         assert world.contents() == after
     losses = [world.model.step(*B) for _ in range(2)]
     assert np.isfinite(losses).all()
@@ -134,7 +167,7 @@ def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, samp
     world = make()
     before = world.contents()
     total = steps_of(lambda: call(world))
-    after = world.contents()
+    after, steps = world.contents(), between(make(), name)
     if kind == "team":  # a call that waits for it is longer at one time than at another
         again = [make() for _ in range(4)]
         total = min(total, *(steps_of(partial(call, world)) for world in again))
@@ -145,7 +178,7 @@ def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, samp
         came += isinstance(raised, HERE[number])
         reached += left <= 0
         world.sound()
-        goes_on(world, call, before, after, name not in REPEATED)
+        goes_on(world, call, before, after, name not in REPEATED, steps)
     assert came > reached / 2
 
 
@@ -172,12 +205,12 @@ def test_memory_that_cannot_be_had_leaves_before_or_after(name, kind, tmp_path, 
     world = make()
     before = world.contents()
     _, left = starved(lambda: call(world), 0, monkeypatch)
-    after = world.contents()
+    after, steps = world.contents(), between(make(), name)
     for n in chosen(-left, whole, len(name), 6):
         world = make()
         starved(lambda world=world: call(world), n, monkeypatch)
         world.sound()
-        goes_on(world, call, before, after, name not in REPEATED)
+        goes_on(world, call, before, after, name not in REPEATED, steps)
 
 
 @pytest.mark.parametrize("kind", ["hooked", "hooked files"])
@@ -189,7 +222,7 @@ def test_a_store_that_fails_leaves_before_or_after(name, kind, tmp_path, whole):
     before, hook = world.contents(), world.heap.store.hook
     hook.calls = 0
     call(world)
-    total, after = hook.calls, world.contents()
+    total, after, steps = hook.calls, world.contents(), between(make(), name)
     for n in chosen(total, whole, len(name), 3):
         world = make()
         hook = world.heap.store.hook
@@ -198,7 +231,7 @@ def test_a_store_that_fails_leaves_before_or_after(name, kind, tmp_path, whole):
             call(world)
         hook.at = 0
         world.sound()
-        goes_on(world, call, before, after, name not in REPEATED)
+        goes_on(world, call, before, after, name not in REPEATED, steps)
 
 
 @pytest.mark.parametrize(

@@ -128,15 +128,18 @@ def generated(
     sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), keys, **how)
     if tokens:
         stream = model.stream(STREAM, batch=len(prompts))
-        with model.record.change, model.record.turn.mine:
-            stream.reset()
-            if isinstance(loaded.device, Cpu) and loaded.own_types.get(token, "int64") == "int64":
-                run(stream, sampler, token, scores)
-            else:
-                for step in sampler.text[:-1]:
-                    sampler.draw(stream(step))
-                    if sampler.over:
-                        break
+        try:
+            with model.record.change, model.record.turn.mine:
+                stream.reset()
+                if isinstance(loaded.device, Cpu) and loaded.own_types.get(token, "int64") == "int64":
+                    run(stream, sampler, token, scores)
+                else:
+                    for step in sampler.text[:-1]:
+                        sampler.draw(stream(step))
+                        if sampler.over:
+                            break
+        finally:
+            stream._leave()  # the traceback of an interrupt keeps the stream
     found = sampler.drawn()
     return found[0] if alone else found
 

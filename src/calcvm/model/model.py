@@ -903,7 +903,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         """Write the model as a script that trains and predicts with NumPy alone: ``path``, with its weights beside it as .npy.
 
         Each row is one line, on views of one array at the plan's offsets.  ``python train.py --data data.npz --epochs 5``
-        trains; `step`, `predict` and `evaluate` of the script take batches of any size, as this model's do.
+        trains; `step`, `predict` and `evaluate` of the script take batches of any size, as this model's do.  Paths that only predict, from
+        states that they keep, are functions by their names: ``stream(x)`` is the next step of each sample.
 
         Parameters
         ----------

@@ -95,7 +95,8 @@ def _axis_of(op: Operation, x: Variable) -> int | None:
     if op.spec.name != SOFTMAX:
         return None
     logits = op.inputs[op.spec.inputs[0]]
-    turned, source = logits.producer is not None and logits.producer.spec.name == "channels_last", logits.source
+    turned = logits is not x and logits.producer is not None and logits.producer.spec.name == "channels_last"
+    source = logits.source
     if source is not x.source and source.producer is not None:  # a copy in another storage order
         source = source.producer.inputs.get("x", source).source
     return (1 if turned else -1) if source is x.source else None

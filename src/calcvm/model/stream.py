@@ -54,6 +54,7 @@ class Stream(methods.HasFastMethods, Uncopied):
     array([[6.]], dtype=float32)
     """
 
+    _leave: finalize  # type: ignore[type-arg]  # gives its places to other streams
     _instead = "model.stream(place=stream.place) is another one at its place"
 
     def __init__(self, model: BaseModel, path: str, place: int, batch: int):
@@ -172,7 +173,8 @@ def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int,
                 )
         made = Stream(model, path, checks.integer("stream: place", place, 0, most - batch), batch)
         taken[made.places] += 1
-        finalize(made, _leave, taken, made.places).atexit = False
+        made._leave = finalize(made, _leave, taken, made.places)
+        made._leave.atexit = False
     return made
 
 

@@ -44,6 +44,17 @@ def samples_of(data, axis):
 '''
 
 
+def _streams(loaded: Loaded) -> dict[str, tuple[str, ...]]:
+    """Paths besides predict that only predict, from states that they carry, and their outputs."""
+    found = {
+        path: tuple(facts.get("outputs", [facts["output"]]))
+        for path, facts in loaded.paths.items()
+        if path != "predict" and not facts["backward"] and loaded.carried(path)
+    }
+    results = {name for name, facts in loaded.variables.items() if facts["kind"] == "result"}
+    return {path: outputs for path, outputs in found.items() if {*outputs} <= results}
+
+
 @dataclass(frozen=True)
 class Parts:
     """The variables of a program that a script exposes, by name; figures are scalars that evaluate the model."""
@@ -100,10 +111,13 @@ def script(loaded: Loaded, parts: Parts, name: str) -> str:
 class _Script:
     def __init__(self, loaded: Loaded, parts: Parts, name: str):
         self.loaded, self.program, self.parts, self.file = loaded, loaded.program, parts, name
+        self.streams = _streams(loaded)
         self.called: Names[tuple[str, ...]] = Names()  # functions by path and section, parameters by placeholder
         for path in self.program.paths:
             for phase in (*PHASES, "step"):
                 self.called.of((path, phase), f"{path}_{CALLED.get(phase, phase)}")
+        for path in self.streams:
+            self.called.of((path, "predict"), path)
         for name, facts in loaded.variables.items():
             if facts["kind"] == "placeholder":
                 self.called.of((name,), f"{name}_data")
@@ -114,7 +128,8 @@ class _Script:
         """Variables that the script's public functions use: data and results."""
         names = [name for name, facts in self.loaded.variables.items() if facts["kind"] == "placeholder"]
         losses = [facts["loss"] for facts in self.loaded.paths.values() if facts.get("loss")]
-        return [*dict.fromkeys([*names, *self.parts.outputs, *self.parts.figures, *losses])]
+        streamed = [name for outputs in self.streams.values() for name in outputs]
+        return [*dict.fromkeys([*names, *self.parts.outputs, *self.parts.figures, *losses, *streamed])]
 
     def _name(self, variable: str) -> str:
         return self.listing.name(self.loaded.variables[variable]["symbol"])
@@ -348,8 +363,13 @@ def feed(place, data):
         return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
 
     def _predict(self) -> str:
-        outputs = self.parts.outputs
-        feeds = self.loaded.feeds("predict", ("forward",))
+        predict = self._outputs("predict", "predict", self.parts.outputs)
+        streams = [self._outputs(self.called[path, "predict"], path, outputs) for path, outputs in self.streams.items()]
+        return "\n\n".join(filter(None, [predict, self._evaluate(), *streams]))
+
+    def _outputs(self, name: str, path: str, outputs: tuple[str, ...]) -> str:
+        """The function that returns a path's outputs."""
+        feeds = self.loaded.feeds(path, ("forward",))
         n = self._samples(feeds)
         results = ", ".join(self._result(name) for name in outputs)
         if len(outputs) == 1:
@@ -360,22 +380,23 @@ def feed(place, data):
             gathered = (
                 f"[{', '.join(self._joined(name, f'[part[{i}] for part in parts]') for i, name in enumerate(outputs))}]"
             )
+        whole = "" if self._by_sample(outputs) else "which has no axis of samples"
+        if path in self.streams:
+            whole = "whose samples have a state each"
+        about = f"for {'at most BATCH' if whole else 'any number of'} samples"
         body = [
-            f"def predict({', '.join(map(self._argument, feeds))}):",
-            f'    """{told(outputs)} for {self._count(outputs)}."""',
-            *([] if self._by_sample(outputs) else _refusal(n, f"{', '.join(outputs)}, which has no axis of samples")),
+            f"def {name}({', '.join(map(self._argument, feeds))}):",
+            f'    """{told(outputs)} {about}."""',
+            *(_refusal(n, f"{', '.join(outputs)}, {whole}") if whole else []),
             "    parts = []",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
             *self._sliced(feeds),
-            *(f"        {call}" for call in self._calls("predict", ("forward",))),
+            *(f"        {call}" for call in self._calls(path, ("forward",))),
             f"        parts.append({f'({results})' if len(outputs) > 1 else results})",
             f"    return {gathered}",
         ]
-        return "\n".join(body) + "\n\n\n" + self._evaluate()
-
-    def _count(self, outputs: tuple[str, ...]) -> str:
-        return "any number of samples" if self._by_sample(outputs) else "at most BATCH samples"
+        return "\n".join(body) + "\n"
 
     def _by_sample(self, names: Iterable[str]) -> bool:
         """Whether values have one place per sample."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from calcvm.ops.dims import Affine, Shape, affine
+from calcvm.ops.dims import Affine, Shape, affine, numel
 from calcvm.ops.layouts import laid
 from calcvm.ops.sizes import extent
 from calcvm.ops.spec import HEADER_WORDS
@@ -64,7 +64,9 @@ class Listing:
             start = int(row[k]) - symbol.offset
             elems = extent(o.elems, words | {"nw": 1, "gpu": 0})
             shape = shape_of(symbol)
-            if start or (elems != symbol.elems and isinstance(elems, Affine)):
+            if symbol.kind == "carry" and not start and elems == Affine(numel(shape[1:]).b, 0):
+                name, shape = f"{name}[:B]", (Affine(1, 0), *shape[1:])
+            elif start or (elems != symbol.elems and isinstance(elems, Affine)):
                 assert isinstance(elems, Affine)
                 name, shape = f"{name}.reshape(-1)[{start}:{show(elems + start)}]", (elems,)
             operands[o.name] = Seen(of.of(name), shape, symbol.dtype)
