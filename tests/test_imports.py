@@ -61,7 +61,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     # functions: types of the methods that it sets
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
-    "sequences": ({"checks", "graph", "functions"}, set()),
+    "sequences": ({"checks", "equations", "errors", "ops", "graph", "functions"}, set()),  # equations: users' cells
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gathers": ({"errors", "checks", "ops", "graph", "functions"}, {"numpy"}),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
@@ -79,11 +79,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "images",
             "sequences",
             "frozen",
+            "equations",
         },
         {"numpy"},
     ),
     "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
-        {"checks", "equations", "errors", "functions", "graph", "ops"},
+        {"checks", "equations", "errors", "formulas", "functions", "graph", "ops", "sequences"},
         {"numpy"},
     ),
     "zoo": ({"checks", "errors", "hints", "init", "nn"}, set()),

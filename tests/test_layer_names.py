@@ -13,6 +13,10 @@ from calcvm.errors import CalcError
 X = np.random.default_rng(0).standard_normal((4, 6)).astype("f4")
 
 
+def leaky(z, h):
+    return 0.9 * h + 0.1 * cv.tanh(z[0])
+
+
 def layers():
     """Every layer that can be made without arguments, or of few, with the shape of a sample that it takes."""
     given = {
@@ -20,6 +24,7 @@ def layers():
         "Concat": (nn.Linear(2), nn.Tanh()), "LocalResponseNorm": (3,), "Normalize": (0.5, 2.0), "Standardize": (0.5, 2.0), "Pad": (1,), "RandomCrop": (3,),
         "RandomShift": (1,), "AdaptiveAvgPool": (2,), "AdaptiveMaxPool": (2,), "Upsample": (2,), "LPPool2d": (2.0, 2), "PositionalEmbedding": (4,),
         "MultiHeadAttention": (3,), "TransformerEncoderLayer": (2,), "RNN": (3,), "GRU": (3,), "LSTM": (3,),
+        "Recurrent": (cv.cell(1)(leaky), 3),
         "CausalConv1d": (4, 3), **{f"Conv{k}d": (4, 3) for k in (1, 2, 3)}, **{f"ConvTranspose{k}d": (4, 3) for k in (1, 2, 3)},
         **{f"{kind}Pool{k}d": (2,) for kind in ("Avg", "Max") for k in (1, 2, 3)},
     }  # fmt: skip
@@ -46,6 +51,7 @@ def layers():
             "MultiHeadAttention",
             "PositionalEmbedding",
             "RNN",
+            "Recurrent",
             "TransformerEncoderLayer",
         )
         shape = (4, 6) if sequences else (6,) if flat else (4, *(6,) * int(axes[0] if axes else 2))

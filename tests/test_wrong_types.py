@@ -90,6 +90,10 @@ OTHERS = {
 }
 
 
+def leaky(z, h):
+    return 0.9 * h + 0.1 * cv.tanh(z[0])
+
+
 def function(name):
     """A function of variables with right arguments, in a scene of its own."""
     fn = getattr(cv, name)
@@ -102,7 +106,8 @@ def function(name):
         right |= {"axis": None} if name == "squeeze" else {}
         right |= {"b": s.x} if name in ("add", "sub", "mul", "div") else {}
         if name in OF_SEQUENCES:
-            width = {"rnn": 3, "gru": 9, "lstm": 12}[name]
+            width = {"rnn": 3, "gru": 9, "lstm": 12, "recurrent": 3}[name]
+            right |= {"cell": cv.cell(1)(leaky)} if name == "recurrent" else {}
             right |= {"x": s.g.placeholder("s", (None, 5, 4))}
             right |= {w: s.g.parameter(w, (n, width)) for w, n in (("weight_ih", 4), ("weight_hh", 3))}
         return fn(**{**right, **wrong})
@@ -144,7 +149,7 @@ def layer(kind):
 
 
 SEQUENCES = {
-    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), {"hidden_size": 3}), nn.MultiHeadAttention: {"num_heads": 2}, nn.PositionalEmbedding: {"max_length": 5},
+    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), {"hidden_size": 3}), nn.Recurrent: {"cell": cv.cell(1)(leaky), "hidden_size": 3}, nn.MultiHeadAttention: {"num_heads": 2}, nn.PositionalEmbedding: {"max_length": 5},
     **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), {"nhead": 2}),
 }  # fmt: skip
 
@@ -277,6 +282,8 @@ def targets():
         "equation[]()": (lambda value: cv.equation[cv.indexes("b")](value), ["value"]),
         "equation.reduce": (reduced, _parameters(reduced)),
         "cv.einsum": (einsum, _parameters(einsum)),
+        "cv.cell": (lambda gates=1, apart=0: cv.cell(gates, apart=apart), ["gates", "apart"]),
+        "cv.cell()": (lambda function: cv.cell(1)(function), ["function"]),
         "cv.indexes": (lambda names: cv.indexes(names), ["names"]),
         "Variable[index]": (lambda place: scene().x[cv.indexes("b"), place], ["place"]),
         "sum(index)": (lambda index: cv.sum(index, scene().x[cv.indexes("b"), 0]), ["index"]),

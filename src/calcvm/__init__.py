@@ -58,7 +58,7 @@ if _TYPE_CHECKING:
     from calcvm import zoo
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
     from calcvm.graph_text import read_graph
-    from calcvm.indexed import einsum, equation, indexes
+    from calcvm.indexed import cell, einsum, equation, indexes
     from calcvm.split_model import Processor, SplitModel, SplitPlan, plan_devices
 
 __version__ = "0.2.0"
@@ -68,7 +68,7 @@ __all__ = [
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
-    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_gathers, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
@@ -118,7 +118,7 @@ def __getattr__(name: str) -> object:
         return _later_name(name, "calcvm.split_model")
     if name == "read_graph":
         return _later_name(name, "calcvm.graph_text")
-    if name in ("einsum", "equation", "indexes"):
+    if name in ("cell", "einsum", "equation", "indexes"):
         return _later_name(name, "calcvm.indexed")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in _public}}

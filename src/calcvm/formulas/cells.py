@@ -7,6 +7,9 @@ forward : (z, more, before) -> (gates, more, after).  before, after : the states
     more is kept for the backward, in the place of z and more.
 backward : (gates, more, before, after, d) -> (dz, dmore, dbefore).  d, dbefore : gradients of the states.  dbefore[0] is what h
     gets without its products with the weights; None: nothing.
+
+A user's cell (`calcvm.equations.cells`) may have any number of states, and parameters of each unit; these follow the states in
+``before`` and ``dbefore``.  States other than h lie side by side in one operand, c, and parameters in p.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ from calcvm.frozen import frozen
 Numbers = Sequence[Any]
 AHEAD = 16  # steps of which one sample alone gets the products of its inputs at a time
 OPERANDS = {  # of the rows, for a cell that has all
-    "forward": "z wh b h0 c0 lengths y hn cn gates more c ws order counts x wi bi",
-    "backward": "wh h0 c0 lengths y gates more c dy dhn dcn dz t_dmore dh0 dc0 dh dc ws order counts",
-    "weights": "y h0 lengths dz t_dmore dwh db",
+    "forward": "z wh p b h0 c0 lengths y hn cn gates more c ws order counts x wi bi",
+    "backward": "wh p h0 c0 lengths y gates more c dy dhn dcn dz t_dmore t_dp dh0 dc0 dh dc ws order counts",
+    "weights": "y h0 lengths dz t_dmore t_dp dwh dp db",
 }
 
 
 @frozen(kw_only=True)
 class Cell:
-    """gates, apart, states : how many.
+    """gates, apart, states, parameters : how many.
 
-    kept, reads_before, reads_after : whether the backward reads the gates, h before, h after.  direct : whether it gives dbefore[0].
+    kept : how many numbers the forward returns as gates.
+    reads_before, reads_after : whether the backward reads h before, h after.  direct : whether it gives dbefore[0].
     """
 
     name: str
@@ -39,7 +43,8 @@ class Cell:
     gates: int
     apart: int = 0
     states: int = 1
-    kept: bool = True
+    parameters: int = 0
+    kept: int
     reads_before: bool = False
     reads_after: bool = False
     direct: bool = False
@@ -48,10 +53,15 @@ class Cell:
     flops: int
     source: str = ""
 
+    @property
+    def others(self) -> int:
+        """States other than h."""
+        return self.states - 1
+
     def operands(self, row: str) -> tuple[str, ...]:
         """Those of a row's operands, "forward", "backward" or "weights", that the cell has."""
-        lacks = ("" if self.states == 2 else "c0 cn c dcn dc0 dc ") + ("" if self.kept else "gates ")
-        lacks += "" if self.apart else "more t_dmore "
+        lacks = ("" if self.others else "c0 cn c dcn dc0 dc ") + ("" if self.kept else "gates ")
+        lacks += ("" if self.apart else "more t_dmore ") + ("" if self.parameters else "p t_dp dp ")
         if row == "backward" and not self.reads_before:
             lacks += "h0" if self.reads_after else "h0 y"
         return tuple(name for name in OPERANDS[row].split() if name not in lacks.split())
@@ -107,21 +117,21 @@ CELLS = {
     cell.name: cell
     for cell in (
         Cell(
-            name="rnn", synopsis="h = tanh(z + h wh + b)", gates=1, kept=False, reads_after=True, forward=_tanh, backward=_tanh_back,
+            name="rnn", synopsis="h = tanh(z + h wh + b)", gates=1, kept=0, reads_after=True, forward=_tanh, backward=_tanh_back,
             flops=3, source="torch.nn.RNN; Elman 1990",
         ),
         Cell(
-            name="rnn_relu", synopsis="h = relu(z + h wh + b)", gates=1, kept=False, reads_after=True, forward=_relu, backward=_relu_back,
+            name="rnn_relu", synopsis="h = relu(z + h wh + b)", gates=1, kept=0, reads_after=True, forward=_relu, backward=_relu_back,
             flops=3, source="torch.nn.RNN, nonlinearity relu",
         ),
         Cell(
             name="gru", synopsis="r, u = sigmoid(z + h wh + b); g = tanh(z + r*(h wh + b)); h = g + u*(h - g)",
-            gates=3, apart=1, reads_before=True, direct=True, forward=_gru, backward=_gru_back, flops=14,
+            gates=3, apart=1, kept=3, reads_before=True, direct=True, forward=_gru, backward=_gru_back, flops=14,
             source="torch.nn.GRU; Cho et al. 2014, with the reset gate after the product",
         ),
         Cell(
             name="lstm", synopsis="i, f, o = sigmoid(z + h wh + b); g = tanh(z + h wh + b); c = f*c + i*g; h = o*tanh(c)",
-            gates=4, states=2, forward=_lstm, backward=_lstm_back, flops=16,
+            gates=4, states=2, kept=4, forward=_lstm, backward=_lstm_back, flops=16,
             source="torch.nn.LSTM; Hochreiter and Schmidhuber 1997, Gers et al. 2000",
         ),
     )

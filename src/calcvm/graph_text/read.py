@@ -20,6 +20,7 @@ from calcvm.graph_text import parse
 from calcvm.graph_text.parse import Node, Statement, Wrong, literal
 from calcvm.graph_text.words import (
     BACKWARD,
+    CELLS,
     CONTINUED,
     EQUATIONS,
     GRADIENT,
@@ -38,7 +39,7 @@ from calcvm.graph_text.words import (
 from calcvm.hints import close_to
 from calcvm.ops import OPS
 from calcvm.ops.layouts import LAYOUTS
-from calcvm.ops.spec import EQUATION, OpSpec
+from calcvm.ops.spec import EQUATION, RECURRENT, OpSpec
 
 DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # NumPy's names of array types
 
@@ -356,8 +357,9 @@ class _Reader:
         return copied(path, x, layout)
 
     def applied(self, call: Node, out: str) -> list[Variable]:
-        if call.value == EQUATION:
-            y = applied(self.equation(call), *map(self.operand, call.items), out=out)
+        if call.value in (EQUATION, RECURRENT):
+            own, how = self.equation(call) if call.value == EQUATION else self.cell(call)
+            y = applied(own, *map(self.operand, call.items), out=out, **how)
             assert y.producer is not None
             return [*y.producer.outputs.values()]
         spec = OPS.get(call.value)
@@ -375,19 +377,37 @@ class _Reader:
         assert y.producer is not None
         return [*y.producer.outputs.values()]
 
-    def equation(self, call: Node) -> OpSpec:
-        """The operator for a user's equation."""
+    def equation(self, call: Node) -> tuple[OpSpec, dict[str, Any]]:
+        """The operator for a user's equation, and its attributes."""
         from calcvm.ops.stated import operator_said
 
-        given = _by_name(EQUATION, call.pairs, [*EQUATIONS])
-        said = {"reads": [f"x{k + 1}" for k in range(len(call.items))], "sets": ["y"], "types": {}, "declares": ""}
-        said |= {key: literal(node) for key, node in given.items()}
-        for key, kind in EQUATIONS.items():
+        default = {"reads": [f"x{k + 1}" for k in range(len(call.items))], "sets": ["y"], "types": {}, "declares": ""}
+        return operator_said(self.document(call, EQUATIONS, default)), {}
+
+    def cell(self, call: Node) -> tuple[OpSpec, dict[str, Any]]:
+        """The same for a user's recurrent cell."""
+        from calcvm.equations.cells import of_document
+        from calcvm.ops.cells import operator_of
+
+        said = self.document(call, CELLS, {"apart": 0, "parameters": [], "reverse": False})
+        return operator_of(of_document(said)), {"reverse": said["reverse"]}
+
+    def document(self, call: Node, kinds: Mapping[str, type], default: dict[str, Any]) -> dict[str, Any]:
+        """The settings of an operator that is a user's equation or cell."""
+        given, whole = (
+            _by_name(str(call.value), call.pairs, [*kinds]),
+            "an equation" if kinds is EQUATIONS else "a recurrent cell",
+        )
+        said = default | {key: literal(node) for key, node in given.items()}
+        for key, kind in kinds.items():
             inside = said.get(key) if kind in (list, dict) else ()
             if type(said.get(key)) is not kind or not all(type(v) is str for v in _inside(inside)):
-                at, what = given[key].at if key in given else self.at, {int: "a number", str: "a text"}
-                raise Wrong(at, f"{key} of an equation is {what.get(kind, f'a {kind.__name__} of texts')}")
-        return operator_said(said)
+                at, what = (
+                    given[key].at if key in given else self.at,
+                    {int: "a number", str: "a text", bool: "True or False"},
+                )
+                raise Wrong(at, f"{key} of {whole} is {what.get(kind, f'a {kind.__name__} of texts')}")
+        return said
 
     def operand(self, node: Node) -> Variable | np.ndarray | None:
         if node.kind in ("name", "text"):

@@ -44,6 +44,10 @@ SOURCES = {
 EQUATIONS: dict[str, type] = {
     "language": int, "text": str, "words": list, "reads": list, "sets": list, "types": dict, "declares": str,
 }  # fmt: skip
+# the same of one that is a user's recurrent cell
+CELLS: dict[str, type] = {
+    "language": int, "name": str, "text": str, "gates": int, "apart": int, "states": list, "parameters": list, "reverse": bool,
+}  # fmt: skip
 # by kind of state: its type, its number of elements (None: any), and whether it starts from a value
 STATES: dict[str, tuple[str | None, int | None, bool]] = {
     "rng": ("int64", 2, False),

@@ -33,7 +33,7 @@ from calcvm.graph_text.words import (
 from calcvm.ops import OPS
 from calcvm.ops.gradient import GRADIENT as GRADIENT_SPEC
 from calcvm.ops.layouts import axes, back
-from calcvm.ops.spec import EQUATION, OpSpec
+from calcvm.ops.spec import EQUATION, RECURRENT, OpSpec
 from calcvm.ops.types import FLOAT
 from calcvm.optim import Optimizer
 from calcvm.tables import Lines
@@ -198,6 +198,8 @@ class _Writer:
             return LAID, [("layout", repr(op.outputs["y"].layout))]
         if spec.category == EQUATION:
             return EQUATION, _equation(spec)
+        if spec.stem == RECURRENT:
+            return RECURRENT, _cell(op)
         if OPS.get(spec.name) is not spec or spec.name in (GRADIENT, LAID):
             why = (
                 "a word of the language" if spec.name in (GRADIENT, LAID) else "no longer in the table, or another one"
@@ -283,6 +285,15 @@ def _equation(spec: OpSpec) -> Keywords:
 
     default = {"reads": [f"x{k + 1}" for k in range(len(spec.inputs))], "sets": ["y"], "types": {}, "declares": ""}
     return [(key, _literal(EQUATION, v)) for key, v in stated_of(spec.fwd[0]).document.items() if v != default.get(key)]
+
+
+def _cell(op: Operation) -> Keywords:
+    """The settings of a user's recurrent cell that differ from the default."""
+    from calcvm.ops.cells import document_of
+
+    default = {"apart": 0, "parameters": [], "reverse": False}
+    said = document_of(op.spec.fwd[0]) | {"reverse": bool(op.attrs["reverse"])}
+    return [(key, _literal(RECURRENT, v)) for key, v in said.items() if v != default.get(key)]
 
 
 # ---------------------------------------------------------------- values

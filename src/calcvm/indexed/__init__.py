@@ -4,10 +4,11 @@ This package is above the graph.  `calcvm.equations` knows neither the graph nor
 language.
 """
 
+from calcvm.indexed.cells import cell
 from calcvm.indexed.einsum import einsum
 from calcvm.indexed.tracing import indexes
 from calcvm.indexed.users import Equations
 
-__all__ = ["einsum", "equation", "indexes"]
+__all__ = ["cell", "einsum", "equation", "indexes"]
 
 equation = Equations()

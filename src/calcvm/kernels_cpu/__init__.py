@@ -55,10 +55,13 @@ def find(name: str) -> Kernel:
 
 
 def _state(name: str) -> None:
-    """Register the kernel of a row that comes from a user's equation."""
+    """Register the kernel of a row that comes from a user's equation, or those of a user's recurrent cell."""
     stated = sys.modules.get("calcvm.equations.stated")
     if stated is not None and name in stated.STATED:
         import_module("calcvm.kernels_cpu.plain").state(stated.STATED[name])
+    cells = sys.modules.get("calcvm.equations.cells")
+    if cells is not None and (own := cells.own_cell(name)) is not None:
+        import_module("calcvm.kernels_cpu.recurrent").register_own(own)
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:

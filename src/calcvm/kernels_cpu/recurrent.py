@@ -13,9 +13,10 @@ from typing import Any
 
 from numba.core import cgutils
 
+from calcvm.equations.cells import OwnCell
 from calcvm.formulas.cells import AHEAD, CELLS, Cell
 from calcvm.kernel import words_of_cell
-from calcvm.kernels_cpu._common import at, given, index_of, kernel_as, lanes, like, njit, share
+from calcvm.kernels_cpu._common import KERNELS, at, given, index_of, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import column_sums, copy, fill
@@ -107,70 +108,78 @@ class Rows:
 
 
 # ---------------------------------------------------------------- one step
+def parts(e: Emit, H: Any, cell: Cell) -> list[Any]:
+    """Where the parts of a row that has several numbers of each unit begin: gates, states, parameters."""
+    return [e.b.mul(H, c64(x)) for x in range(max(cell.gates, cell.kept, cell.others, cell.parameters))]
+
+
 def _step(cell: Cell) -> Any:
     """One step of m samples.  h before begins at row ``of_h`` of hb, c before at ``of_c`` of cb, c goes to row ``to_c``.
 
     x, y, and z, whose rows are ``zs`` apart: row ``now``.  The sums start with z, and have the ``kx`` products of x.
     """
-    g, merged, two = cell.gates, cell.gates - cell.apart, cell.states == 2
+    g, merged, others = cell.gates, cell.gates - cell.apart, cell.others
 
-    def emit(
-        e, m, k, H, now, z, zs, x, kx, wi, w, bias, hb, of_h, hs, cb, of_c, cs, c, to_c, y, gates, more, keep, keep_more
-    ):  # type: ignore[no-untyped-def]
-        b, row, gate = e.b, e.b.mul(H, c64(g)), [e.b.mul(H, c64(x)) for x in range(g)]
+    def emit(  # type: ignore[no-untyped-def]
+        e, m, k, H, now, z, zs, x, kx, wi, w, p, bias, hb, of_h, hs, cb, of_c, cs, c, to_c, y, gates, more, keep, keep_more
+    ):  # fmt: skip
+        b, row, gate = e.b, e.b.mul(H, c64(g)), parts(e, H, cell)
 
         def visit(t: Tile, j: Any, masks: list[Any]) -> None:
             a, nb = Rows(t, j, masks), len(masks)
             steps, before = a.numbers(now), a.numbers(of_h)
             xs, hs_, ys = a.of(x, steps, kx), a.of(hb, before, hs), a.of(y, steps, H)
-            olds, news = a.of(cb, a.numbers(of_c), cs), a.of(c, a.numbers(to_c), H)
-            kept, mores = a.of(gates, steps, row), a.of(more, steps, b.mul(H, c64(cell.apart)))
-            parts = [(i, q) for i in range(g) for q in range(nb)]
-            of_x = a.products(kx, xs, wi, row, gate, [e.zero] * (t.mr * len(parts)))
-            starts = [a.load(zr, q, gate[i]).v for zr in a.of(z, steps, zs) for i, q in parts]
+            olds, news = a.of(cb, a.numbers(of_c), cs), a.of(c, a.numbers(to_c), b.mul(H, c64(others)))
+            kept, mores = a.of(gates, steps, b.mul(H, c64(cell.kept))), a.of(more, steps, b.mul(H, c64(cell.apart)))
+            of_units = [[a.load(p, q, gate[x]) for x in range(cell.parameters)] for q in range(nb)]
+            each = [(i, q) for i in range(g) for q in range(nb)]
+            of_x = a.products(kx, xs, wi, row, gate[:g], [e.zero] * (t.mr * len(each)))
+            starts = [a.load(zr, q, gate[i]).v for zr in a.of(z, steps, zs) for i, q in each]
             of_x = [b.fadd(v, start) for v, start in zip(of_x, starts)]
-            fixed = [a.load(bias, q, gate[i]).v for i, q in parts] * t.mr
+            fixed = [a.load(bias, q, gate[i]).v for i, q in each] * t.mr
             acc = [v if n % (g * nb) >= merged * nb else b.fadd(of_x[n], v) for n, v in enumerate(fixed)]
-            acc = a.products(k, hs_, w, row, gate, acc)
+            acc = a.products(k, hs_, w, row, gate[:g], acc)
             for r in range(t.mr):
                 for q in range(nb):
                     sums = [V(b, acc[(r * g + i) * nb + q]) for i in range(g)]
                     of_z = [*sums[:merged], *(V(b, of_x[(r * g + i) * nb + q]) for i in range(merged, g))]
-                    states = [a.load(hs_[r], q), *([a.load(olds[r], q)] if two else [])]
-                    to_gates, to_more, after = cell.forward(of_z, sums[merged:], states)
+                    states = [a.load(hs_[r], q), *(a.load(olds[r], q, gate[x]) for x in range(others))]
+                    to_gates, to_more, after = cell.forward(of_z, sums[merged:], states + of_units[q])
 
                     def store(r=r, q=q, to_gates=to_gates, to_more=to_more, after=after):  # type: ignore[no-untyped-def]
-                        for v, p in zip(after, (ys[r], news[r])):
-                            a.store(v, p, q)
-                        for flag, p, new in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
+                        a.store(after[0], ys[r], q)
+                        for x, v in enumerate(after[1:]):
+                            a.store(v, news[r], q, gate[x])
+                        for flag, to, new in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
                             if new:
                                 with b.if_then(b.icmp_signed("!=", flag, c64(0))):
                                     for x, v in enumerate(new):
-                                        a.store(v, p, q, gate[x])
+                                        a.store(v, to, q, gate[x])
 
                     a.stored(r, store)
 
         _tiles(e, m, H, g + cell.apart, max(4 // g, 1), visit)
 
-    return native(f"{cell.name}_step", "iiitpipipppptiptiptpppii", emit)
+    return native(f"{cell.name}_step", "iiitpipippppptiptiptpppii", emit)
 
 
 def _step_back(cell: Cell) -> Any:
     """The gradients of one step of m samples, from those of the next one, dnext and mnext; ``only``: of h before the first step."""
-    g, merged, apart, two = cell.gates, cell.gates - cell.apart, cell.apart, cell.states == 2
+    g, merged, apart, others = cell.gates, cell.gates - cell.apart, cell.apart, cell.others
 
     def emit(  # type: ignore[no-untyped-def]
-        e, m, run, H, now, who, dnext, mnext, wt, ws, dy, dys, hb, of_h, hs, cb, of_c, cs, y, c, gates, more, dh, dc, dz, dmore, dh0, only
+        e, m, run, H, now, who, dnext, mnext, wt, ws, p, dy, dys, hb, of_h, hs, cb, of_c, cs, y, c, gates, more, dh, dc, dz, dmore, dp,
+        dh0, only,
     ):  # fmt: skip
-        b, row, rest = e.b, e.b.mul(H, c64(g)), e.b.mul(H, c64(apart))
-        gate = [b.mul(H, c64(x)) for x in range(g)]
+        b, row, rest, gate = e.b, e.b.mul(H, c64(g)), e.b.mul(H, c64(apart)), parts(e, H, cell)
+        of_c_row, of_p_row = b.mul(H, c64(others)), b.mul(H, c64(cell.parameters))
         k, ka = (b.mul(run, b.mul(H, c64(n))) for n in (merged, apart))
 
         def visit(t: Tile, j: Any, masks: list[Any]) -> None:
             a, nb = Rows(t, j, masks), len(masks)
             steps, samples = a.numbers(now), a.numbers(who)
-            ds, dhs, dcs = a.of(dy, steps, dys), a.of(dh, samples, H), a.of(dc, samples, H)
-            acc = [b.fadd(a.load(p, q).v, a.load(d, q).v) for p, d in zip(dhs, ds) for q in range(nb)]
+            ds, dhs, dcs = a.of(dy, steps, dys), a.of(dh, samples, H), a.of(dc, samples, of_c_row)
+            acc = [b.fadd(a.load(own, q).v, a.load(d, q).v) for own, d in zip(dhs, ds) for q in range(nb)]
             acc = a.products(k, a.of(dnext, steps, row), wt, ws, [None], acc)
             if apart:
                 acc = a.products(
@@ -184,29 +193,30 @@ def _step_back(cell: Cell) -> Any:
                         a.store(V(b, acc[r * nb + q]), firsts[r], q)
 
             def inside() -> None:
-                gs, ms = a.of(gates, steps, row), a.of(more, steps, rest)
-                zs, dms = a.of(dz, steps, row), a.of(dmore, steps, rest)
-                ys, cs_ = a.of(y, steps, H), a.of(c, steps, H)
+                gs, ms = a.of(gates, steps, b.mul(H, c64(cell.kept))), a.of(more, steps, rest)
+                zs, dms, dps = a.of(dz, steps, row), a.of(dmore, steps, rest), a.of(dp, steps, of_p_row)
+                ys, cs_ = a.of(y, steps, H), a.of(c, steps, of_c_row)
                 hs_, olds = a.of(hb, a.numbers(of_h), hs), a.of(cb, a.numbers(of_c), cs)
                 for r in range(t.mr):
                     for q in range(nb):
-                        kept = [a.load(gs[r], q, gate[x]) for x in range(g)] if cell.kept else []
-                        mores = [a.load(ms[r], q, gate[x]) for x in range(apart)]
-                        before = [
-                            a.load(hs_[r], q) if cell.reads_before else None,
-                            *([a.load(olds[r], q)] if two else []),
-                        ]
-                        after = [a.load(ys[r], q) if cell.reads_after else None, *([a.load(cs_[r], q)] if two else [])]
-                        d = [V(b, acc[r * nb + q]), *([a.load(dcs[r], q)] if two else [])]
-                        dzs, dmores, (dh_, *dc_) = cell.backward(kept, mores, before, after, d)
 
-                        def store(r=r, q=q, dzs=dzs, dmores=dmores, dh_=dh_, dc_=dc_):  # type: ignore[no-untyped-def]
+                        def loads(p, n, q=q):  # type: ignore[no-untyped-def]
+                            return [a.load(p, q, gate[x]) for x in range(n)]
+
+                        kept, mores = loads(gs[r], cell.kept), loads(ms[r], apart)
+                        before = [a.load(hs_[r], q) if cell.reads_before else None, *loads(olds[r], others)]
+                        after = [a.load(ys[r], q) if cell.reads_after else None, *loads(cs_[r], others)]
+                        d = [V(b, acc[r * nb + q]), *loads(dcs[r], others)]
+                        dzs, dmores, (dh_, *rests) = cell.backward(
+                            kept, mores, before + loads(p, cell.parameters), after, d
+                        )
+
+                        def store(r=r, q=q, dzs=dzs, dmores=dmores, dh_=dh_, rests=rests):  # type: ignore[no-untyped-def]
                             a.store(V(b, e.zero) if dh_ is None else dh_, dhs[r], q)
-                            for v in dc_:
-                                a.store(v, dcs[r], q)
-                            for p, made in ((zs[r], dzs), (dms[r], dmores)):
-                                for x, v in enumerate(made):
-                                    a.store(v, p, q, gate[x])
+                            made = (dcs[r], rests[:others]), (zs[r], dzs), (dms[r], dmores), (dps[r], rests[others:])
+                            for to, values in made:
+                                for x, v in enumerate(values):
+                                    a.store(v, to, q, gate[x])
 
                         a.stored(r, store)
 
@@ -218,7 +228,7 @@ def _step_back(cell: Cell) -> Any:
 
         _tiles(e, m, H, 1, 4 if e.target.registers == 32 else 2, visit)
 
-    return native(f"{cell.name}_step_back", "iiittpppipiptiptipppppppppi", emit)
+    return native(f"{cell.name}_step_back", "iiittpppippiptiptippppppppppi", emit)
 
 
 # ---------------------------------------------------------------- samples and their lengths
@@ -275,26 +285,27 @@ def put(n, has, x, y):
 
 # ---------------------------------------------------------------- all steps
 def _run_forward(cell: Cell) -> Any:
-    step, g, apart, two, has_gates = _step(cell), cell.gates, cell.apart, cell.states == 2, cell.kept
+    step, g, apart, others, to_keep = _step(cell), cell.gates, cell.apart, cell.others, cell.kept
+    two, widest = others > 0, max(g, others)
 
     @njit
     def run(
-        me, N, T, H, K, reverse, wn, z, wh, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws, order, counts, x, wi, bi
-    ):
+        me, N, T, H, K, reverse, wn, z, wh, p, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws, order, counts, x, wi, bi
+    ):  # fmt: skip
         lo, hi = share(me, N)
-        m, back = hi - lo, H if reverse else -H
+        m, back, width = hi - lo, 1 if reverse else -1, others * H
         if m == 0:
             return
         zeros, who, now = at(ws, me.worker * wn), at(order, 2 * lo), at(order, lo + hi)
         has, from_h, from_c = given(me, lengths), given(me, h0), two and given(me, c0)
         kept = two and given(me, c)
-        keep = 1 if has_gates and given(me, gates) else 0
+        keep = 1 if to_keep and given(me, gates) else 0
         keep_more = 1 if apart and given(me, more) else 0
-        width = g * H
-        fill(width, zeros, like(ws, 0))
+        sums = g * H
+        fill(widest * H, zeros, like(ws, 0))
         kx = K if given(me, x) and given(me, wi) else 0
-        zb, zs = z if given(me, z) else bi if given(me, bi) else zeros, width if given(me, z) else 0
-        start, alone, ahead = zb, kx > 0 and m == 1 and T > 1, at(zeros, width)
+        zb, zs = z if given(me, z) else bi if given(me, bi) else zeros, sums if given(me, z) else 0
+        start, alone, ahead = zb, kx > 0 and m == 1 and T > 1, at(zeros, widest * H)
         order_samples(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2)))
         bias, to, of = b if given(me, b) else zeros, c if kept else cn, now if kept else who
         s, left = 0, running_at(me, 0, m, T, lengths, has, who)
@@ -303,109 +314,91 @@ def _run_forward(cell: Cell) -> Any:
             if alone and s % AHEAD == 0:  # weights are read from the second cache once for some steps
                 n = min(AHEAD, length_of(me, T, lengths, has, lo) - s)
                 begin = now[0] - (n - 1 if reverse else 0)
-                gemm(n, width, K, at(x, begin * K), K, 1, wi, width, 1, ahead, width, start, 0, 1, ws, 0)
-                zb, zs, kx = at(ahead, -begin * width), width, 0
+                gemm(n, sums, K, at(x, begin * K), K, 1, wi, sums, 1, ahead, sums, start, 0, 1, ws, 0)
+                zb, zs, kx = at(ahead, -begin * sums), sums, 0
             first = s == 0
-            hb, hs = at(y, back), H
-            cb, cs = at(c, back) if kept else cn, H
+            hb, hs = at(y, back * H), H
+            cb, cs = at(c, back * width) if kept else cn, width
             if first:
                 hb, hs = h0 if from_h else zeros, H if from_h else 0
-                cb, cs = c0 if from_c else zeros, H if from_c else 0
+                cb, cs = c0 if from_c else zeros, width if from_c else 0
             of_h, of_c = who if first else now, who if first else of
             step(
-                left,
-                hs,
-                H,
-                now,
-                zb,
-                zs,
-                x,
-                kx,
-                wi,
-                wh,
-                bias,
-                hb,
-                of_h,
-                hs,
-                cb,
-                of_c,
-                cs,
-                to,
-                of,
-                y,
-                gates,
-                more,
-                keep,
+                left, hs, H, now, zb, zs, x, kx, wi, wh, p, bias, hb, of_h, hs, cb, of_c, cs, to, of, y, gates, more, keep,
                 keep_more,
-            )
+            )  # fmt: skip
             s += 1
             left = running_at(me, s, left, T, lengths, has, who)
         for n in range(lo, hi):
             length = length_of(me, T, lengths, has, n)
-            end, tail, unused = (n * T + (0 if reverse else length - 1)) * H, n * T + length, T - length
+            end, tail, unused = n * T + (0 if reverse else length - 1), n * T + length, T - length
             fill(unused * H, at(y, tail * H), like(y, 0))
             if keep:
-                fill(unused * g * H, at(gates, tail * g * H), like(y, 0))
+                fill(unused * to_keep * H, at(gates, tail * to_keep * H), like(y, 0))
             if keep_more:
                 fill(unused * apart * H, at(more, tail * apart * H), like(y, 0))
             if kept:
-                fill(unused * H, at(c, tail * H), like(y, 0))
+                fill(unused * width, at(c, tail * width), like(y, 0))
             if length > 0:
-                copy(H, at(y, end), at(hn, n * H))
+                copy(H, at(y, end * H), at(hn, n * H))
                 if kept:
-                    copy(H, at(c, end), at(cn, n * H))
+                    copy(width, at(c, end * width), at(cn, n * width))
             else:
                 put(H, from_h, at(h0, n * H), at(hn, n * H))
                 if two:
-                    put(H, from_c, at(c0, n * H), at(cn, n * H))
+                    put(width, from_c, at(c0, n * width), at(cn, n * width))
 
     return run
 
 
 def _run_backward(cell: Cell) -> Any:
-    step, g, apart, two = _step_back(cell), cell.gates, cell.apart, cell.states == 2
+    step, g, apart, others, of_p = _step_back(cell), cell.gates, cell.apart, cell.others, cell.parameters
+    two, rows = others > 0, max(others, 1)
 
     @njit
     def run(
-        me, N, T, H, reverse, wn, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, dz, dmore, dh0, dc0, dh, dc, ws, order, counts
+        me, N, T, H, reverse, wn, wh, p, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, dz, dmore, dp, dh0, dc0, dh, dc, ws, order,
+        counts,
     ):  # fmt: skip
         lo, hi = share(me, N)
-        m, back, ahead, size = hi - lo, H if reverse else -H, -1 if reverse else 1, lanes(ws)
+        m, ahead, size, c_width = hi - lo, -1 if reverse else 1, lanes(ws), others * H
         if m == 0:
             return
         width = (H + size - 1) // size * size
         zeros = at(ws, me.worker * wn)
-        wt, who, now = at(zeros, width), at(order, 2 * lo), at(order, lo + hi)
+        wt, who, now = at(zeros, rows * width), at(order, 2 * lo), at(order, lo + hi)
         has, from_h, from_c = given(me, lengths), given(me, h0), two and given(me, c0)
         has_dy = given(me, dy)
         d, ds = dy if has_dy else zeros, H if has_dy else 0
-        fill(H, zeros, like(ws, 0))
+        fill(rows * H, zeros, like(ws, 0))
         order_samples(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2)))
         transposed(H, g * H, wh, g * H, wt, width)
         for n in range(lo, hi):
             put(H, given(me, dhn), at(dhn, n * H), at(dh, n * H))
             if two:
-                put(H, given(me, dcn), at(dcn, n * H), at(dc, n * H))
+                put(c_width, given(me, dcn), at(dcn, n * c_width), at(dc, n * c_width))
             end = n * T + length_of(me, T, lengths, has, n)
             fill(((n + 1) * T - end) * g * H, at(dz, end * g * H), like(dz, 0))
             if apart:
                 fill(((n + 1) * T - end) * apart * H, at(dmore, end * apart * H), like(dz, 0))
+            if of_p:
+                fill(((n + 1) * T - end) * of_p * H, at(dp, end * of_p * H), like(dz, 0))
         dnext, mnext = at(dz, ahead * g * H), at(dmore, ahead * apart * H)
         s = T - 1
         while s >= 0:
             left, on = running_at(me, s, m, T, lengths, has, who), running_at(me, s + 1, m, T, lengths, has, who)
             places(me, s, left, T, lengths, has, reverse, who, now)
-            hb, of, hs = at(y, back), now, H
-            cb, cs = at(c, back), H
+            hb, of, hs = at(y, -ahead * H), now, H
+            cb, cs = at(c, -ahead * c_width), c_width
             if s == 0:
                 hb, of, hs = h0 if from_h else zeros, who, H if from_h else 0
-                cb, cs = c0 if from_c else zeros, H if from_c else 0
+                cb, cs = c0 if from_c else zeros, c_width if from_c else 0
             for ends in range(2):  # samples that have a next step, and those that end here
                 start, stop = (on, left) if ends else (0, on)
                 if stop > start:
                     step(
-                        stop - start, 1 - ends, H, at(now, start), at(who, start), dnext, mnext, wt, width, d, ds, hb, at(of, start), hs,
-                        cb, at(of, start), cs, y, c, gates, more, dh, dc, dz, dmore, dh, 0,
+                        stop - start, 1 - ends, H, at(now, start), at(who, start), dnext, mnext, wt, width, p, d, ds, hb, at(of, start), hs,
+                        cb, at(of, start), cs, y, c, gates, more, dh, dc, dz, dmore, dp, dh, 0,
                     )  # fmt: skip
             s -= 1
         if given(me, dh0):
@@ -413,13 +406,13 @@ def _run_backward(cell: Cell) -> Any:
             places(me, 0, left, T, lengths, has, reverse, who, now)
             if left > 0:
                 step(
-                    left, 1, H, now, who, dz, dmore, wt, width, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc, dz,
-                    dmore, dh0, 1,
+                    left, 1, H, now, who, dz, dmore, wt, width, p, zeros, 0, zeros, who, 0, zeros, who, 0, y, c, gates, more, dh, dc,
+                    dz, dmore, dp, dh0, 1,
                 )  # fmt: skip
             for i in range(left, m):
                 copy(H, at(dh, who[i] * H), at(dh0, who[i] * H))
         if two and given(me, dc0):
-            copy(m * H, at(dc, lo * H), at(dc0, lo * H))
+            copy(m * c_width, at(dc, lo * c_width), at(dc0, lo * c_width))
 
     return run
 
@@ -447,10 +440,10 @@ def products_of(me, rows, width, off, cols, N, T, H, reverse, acc, has, from_h, 
 
 
 def _run_weights(cell: Cell) -> Any:
-    g, apart, merged = cell.gates, cell.apart, cell.gates - cell.apart
+    g, apart, merged, of_p = cell.gates, cell.apart, cell.gates - cell.apart, cell.parameters
 
     @njit
-    def run(me, N, T, H, reverse, acc, y, h0, lengths, dz, dmore, dwh, db):
+    def run(me, N, T, H, reverse, acc, y, h0, lengths, dz, dmore, t_dp, dwh, dp, db):
         rows, has, from_h = share(me, H), given(me, lengths), given(me, h0)
         for part in range(2 if apart else 1):
             n, off, width = (apart, merged * H, apart * H) if part else (merged, 0, g * H)
@@ -462,6 +455,10 @@ def _run_weights(cell: Cell) -> Any:
                 lo, hi = max(lo, off), min(hi, off + n * H)
                 if lo < hi:
                     column_sums(hi - lo, N * T, width, at(d, lo - off), at(db, lo), acc)
+        if of_p and given(me, dp):
+            lo, hi = share(me, of_p * H)
+            if lo < hi:
+                column_sums(hi - lo, N * T, of_p * H, at(t_dp, lo), at(dp, lo), acc)
 
     return run
 
@@ -469,27 +466,35 @@ def _run_weights(cell: Cell) -> Any:
 def register(cell: Cell) -> None:
     """The kernels of a cell."""
     forward, backward, weights = _run_forward(cell), _run_backward(cell), _run_weights(cell)
-    f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11, f12, f13, f14, f15, f16, f17 = cell.places("forward")
-    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13, b14, b15, b16, b17, b18, b19 = cell.places("backward")
-    w0, w1, w2, w3, w4, w5, w6 = cell.places("weights")
+    f0, f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, *others = cell.places("forward")
+    f11, f12, f13, f14, f15, f16, f17, f18 = others
+    b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, *others = cell.places("backward")
+    b11, b12, b13, b14, b15, b16, b17, b18, b19, b20, b21 = others
+    w0, w1, w2, w3, w4, w5, w6, w7, w8 = cell.places("weights")
 
     @kernel_as(f"{cell.name}_fwd", words_of_cell(cell, "forward", "N T H K reverse wn"))
     def _(me, N, T, H, K, reverse, wn, *p):
         forward(
             me, N, T, H, K, reverse, wn, p[f0], p[f1], p[f2], p[f3], p[f4], p[f5], p[f6], p[f7], p[f8], p[f9], p[f10], p[f11],
-            p[f12], p[f13], p[f14], p[f15], p[f16], p[f17],
+            p[f12], p[f13], p[f14], p[f15], p[f16], p[f17], p[f18],
         )  # fmt: skip
 
     @kernel_as(f"{cell.name}_bwd", words_of_cell(cell, "backward", "N T H reverse wn"))
     def _(me, N, T, H, reverse, wn, *p):
         backward(
-            me, N, T, H, reverse, wn, p[b0], p[b1], p[b2], p[b3], p[b4], p[b5], p[b6], p[b7], p[b8], p[b9], p[b10], p[b11],
-            p[b12], p[b13], p[b14], p[b15], p[b16], p[b17], p[b18], p[b19],
+            me, N, T, H, reverse, wn, p[b0], p[b1], p[b2], p[b3], p[b4], p[b5], p[b6], p[b7], p[b8], p[b9], p[b10],
+            p[b11], p[b12], p[b13], p[b14], p[b15], p[b16], p[b17], p[b18], p[b19], p[b20], p[b21],
         )  # fmt: skip
 
     @kernel_as(f"{cell.name}_bwd_w", words_of_cell(cell, "weights", "N T H reverse acc"))
     def _(me, N, T, H, reverse, acc, *p):
-        weights(me, N, T, H, reverse, acc, p[w0], p[w1], p[w2], p[w3], p[w4], p[w5], p[w6])
+        weights(me, N, T, H, reverse, acc, p[w0], p[w1], p[w2], p[w3], p[w4], p[w5], p[w6], p[w7], p[w8])
+
+
+def register_own(own: OwnCell) -> None:
+    """Register the kernels of a user's cell.  Its digest is in their names, so their code can be cached by name."""
+    if f"{own.stem}_fwd" not in KERNELS:
+        register(own.cell)
 
 
 for _cell in CELLS.values():

@@ -34,7 +34,7 @@ FAMILIES = (
 
 
 def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
-    """All kernels by row (MissingExtra: numba-cuda is not installed), and those of users' equations that are named.
+    """All kernels by row (MissingExtra: numba-cuda is not installed), and those of users' equations and cells that are named.
 
     Raises
     ------
@@ -45,7 +45,12 @@ def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
     from calcvm.kernels_cuda._common import KERNELS
 
     stated = sys.modules.get("calcvm.equations.stated")
-    for name in {*names} - {*KERNELS}:
+    names = {*names}
+    for name in names - {*KERNELS}:
         if stated is not None and name in stated.STATED:
             KERNELS[name] = import_module("calcvm.kernels_cuda.plain").kernel(stated.STATED[name].plain)
+    cells = sys.modules.get("calcvm.equations.cells")
+    for name in names if cells is not None else ():
+        if (own := cells.own_cell(name)) is not None:
+            import_module("calcvm.kernels_cuda.recurrent").register_own(own)
     return KERNELS

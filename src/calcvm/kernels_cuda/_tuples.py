@@ -57,11 +57,6 @@ def folded(f, xs):
     return reduce(f, xs)
 
 
-def part(start: int, stop: int) -> Callable:
-    """The function of a tuple's elements from start to stop: places that a kernel computes are none that the compiler knows."""
-    return device(lambda x: x[start:stop])
-
-
 # ---------------------------------------------------------------- of operands
 @device
 def _set(p, x):

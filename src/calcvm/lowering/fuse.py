@@ -100,8 +100,8 @@ def fuse_inputs(emit: Emitter, statements: list[Statement], kept: set[Value]) ->
         if same and few and not rows.any_writes(maker.read_values, makers[z], i):
             operands = {**s.operands, "z": None} | {own: maker.operands[name] for own, name in PROJECTED.items()}
             emit.path, emit.phase = s.path, s.phase
-            name, label = s.spec.name.partition(".")[0], f"{maker.label} {s.label}"
-            rows.put(i, emit.row(name, {**s.words, "K": maker.words["K"]}, operands, label))
+            label = f"{maker.label} {s.label}"
+            rows.put(i, emit.row(s.spec, {**s.words, "K": maker.words["K"]}, operands, label))
             rows.out[makers[z]] = None
     return [s for s in rows.out if s is not None]
 

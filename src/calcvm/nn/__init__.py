@@ -56,7 +56,7 @@ from calcvm.nn.layers import (
     Tanh,
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
-from calcvm.nn.recurrent import GRU, LSTM, RNN
+from calcvm.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from calcvm.nn.standardize import Standardize
 from calcvm.nn.transformers import (
     MultiHeadAttention,
@@ -72,7 +72,7 @@ __all__ = [
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "MultiHeadAttention", "Normalize", "PReLU", "Pad",
     "PositionalEmbedding",
-    "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
+    "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6", "Recurrent",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
     "TiedLinear", "TransformerDecoderLayer", "TransformerEncoderLayer", "Upsample",
 ]  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from calcvm import checks, sequences
 from calcvm import functions as F
 from calcvm.errors import CalcError
 from calcvm.graph import Variable
-from calcvm.init import Uniform
+from calcvm.init import Constant, Uniform
 from calcvm.nn.layers import LARGEST_SIZE, Layer, one_step
+
+if TYPE_CHECKING:
+    from calcvm.equations.cells import OwnCell
 
 
 @dataclass(repr=False, eq=False)
@@ -53,9 +56,7 @@ class _Recurrent(Layer):
         if x.rank == 2:
             return self._step(x, layer)
         found = [
-            type(self).function(
-                x, *self._weights(x, f"_l{layer}{end}"), lengths=lengths, reverse=bool(end), **self._options
-            )
+            self._called(x, f"_l{layer}{end}", lengths=lengths, reverse=bool(end))
             for end in ("", "_reverse")[: 1 + self.bidirectional]
         ]
         if len(found) == 1:
@@ -66,10 +67,14 @@ class _Recurrent(Layer):
         """The same for one step, whose states are carried."""
         states = [self.carry(x, f"{name}_l{layer}", (self.hidden_size,)) for name in self.states]
         steps = F.reshape(x, (None, 1, x.shape[1].b))
-        _, *new = type(self).function(steps, *self._weights(x, f"_l{layer}"), *states, **self._options)
+        _, *new = self._called(steps, f"_l{layer}", *states)
         for state, after in zip(states, new):
             x.graph.active.carry(state, after)
         return new[0], new[0]
+
+    def _called(self, x: Variable, end: str, *states: Variable, **how: Any) -> tuple[Variable, ...]:
+        """The results of the function, with the parameters whose names have this end."""
+        return type(self).function(x, *self._weights(x, end), *states, **how, **self._options)
 
     def _weights(self, x: Variable, end: str) -> list[Variable | None]:
         """weight_ih, weight_hh, bias_ih, bias_hh."""
@@ -134,3 +139,45 @@ class LSTM(_Recurrent):
     gates = 4
     states = ("h", "c")
     function = staticmethod(sequences.lstm)
+
+
+@dataclass(repr=False, eq=False)
+class _OfCell:
+    cell: OwnCell
+
+
+@dataclass(repr=False, eq=False)
+class Recurrent(_Recurrent, _OfCell):
+    """A recurrent layer of one's own cell: `calcvm.recurrent`; settings as of `RNN`.
+
+    cell : a function decorated by `calcvm.cell`.
+
+    Parameters are named as torch.nn.RNN's: weights (K, G*H) and (H, G*H) for the cell's G gates, and those of each unit, (H,), by
+    their names in the cell.  These start at their defaults there, or as weights do.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sequences.own_cell("Recurrent", self.cell)
+
+    @property
+    def gates(self) -> int:  # type: ignore[override]
+        return self.cell.gates
+
+    @property
+    def states(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.cell.states
+
+    def _called(self, x: Variable, end: str, *states: Variable, **how: Any) -> tuple[Variable, ...]:
+        bound = self.hidden_size**-0.5
+        units = {
+            name: self.parameter(
+                x,
+                name + end,
+                (self.hidden_size,),
+                Uniform(-bound, bound) if start is None else Constant(start),
+                trainable=self.trainable,
+            )
+            for name, start in zip(self.cell.parameters, self.cell.starts)
+        }
+        return sequences.recurrent(self.cell, x, *self._weights(x, end), *states, **how, **units)

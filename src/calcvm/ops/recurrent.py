@@ -14,7 +14,25 @@ from typing import Any
 from calcvm.formulas.cells import AHEAD, CELLS, Cell
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.sizes import On
-from calcvm.ops.spec import ACC, WN, A, Attr, Example, Operand, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
+from calcvm.ops.spec import (
+    ACC,
+    RECURRENT,
+    WN,
+    A,
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    Shapes,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+)  # fmt: skip
 
 Room = tuple[Any, Any]
 REVERSE = choice("reverse", 2)
@@ -33,22 +51,25 @@ def _operands(cell: Cell, row: str, access: Mapping[str, Operand]) -> tuple[Oper
     return tuple(access[name] for name in cell.operands(row))
 
 
-def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
+def _rows(cell: Cell, make: type[RowSpec]) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
     g, steps, last = cell.gates, "N*T*H", "N*H"
-    gates, more = f"N*T*{g}*H", f"N*T*{cell.apart}*H"
+    gates, more, of_p = f"N*T*{g}*H", f"N*T*{cell.apart}*H", f"{cell.parameters}*H"
+    others = "H" if cell.others == 1 else f"{cell.others}*H"
+    sizes = dict.fromkeys(("h0", "dh0", "dhn", "hn", "dh"), last)
+    sizes |= dict.fromkeys(("c0", "dc0", "dcn", "cn", "dc"), f"N*{others}")
     products = f"2*N*T*{g}*H*H"
 
     def zeros(w: Any, on: On) -> Room:
-        n = g * w.H  # zeros; on a GPU the sums of a step
+        n = max(g, cell.others) * w.H  # zeros; on a GPU the sums of a step
         if w.K and w.T != 1:  # and products ahead
-            n += AHEAD * n
+            n += AHEAD * g * w.H
         return n, n
 
     def turned(w: Any, on: On) -> Room:
-        n = 0 if on.gpu else (g * w.H + 1) * ((w.H + 15) // 16 * 16)
+        n = 0 if on.gpu else (g * w.H + max(cell.others, 1)) * ((w.H + 15) // 16 * 16)
         return n, n
 
-    state = {name: R(name, last, "N", optional=True) for name in ("h0", "c0", "dhn", "dcn")}
+    state = {name: R(name, sizes[name], "N", optional=True) for name in ("h0", "c0", "dhn", "dcn")}
     scratch = {
         "ws": S("ws", "nw*wn"),
         "order": S("order", "0 if gpu else 2*N", "N", type="int64"),  # the samples, and their steps
@@ -56,10 +77,11 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
     }
     given = state | scratch | {
         "wh": R("wh", f"H*{g}*H"),
+        "p": R("p", of_p),
         "lengths": R("lengths", "N", "N", type="index", below="T + 1", optional=True),
     }  # fmt: skip
-    kept = {"gates": gates, "more": more, "c": steps}
-    forward = RowSpec(
+    kept = {"gates": f"N*T*{cell.kept}*H", "more": more, "c": f"N*T*{others}"}
+    forward = make(
         name=f"{cell.name}_fwd",
         synopsis=f"y[n,t] = h of step t: {cell.synopsis}",
         no_equation=RECURS,
@@ -67,14 +89,14 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
         operands=_operands(cell, "forward", given | {
             "z": R("z", gates, "N", optional=True), "b": R("b", f"{g}*H", optional=True),
             "x": R("x", "N*T*K", "N", optional=True), "wi": R("wi", f"K*{g}*H", optional=True), "bi": R("bi", f"{g}*H", optional=True),
-            **{name: W(name, n, "N") for name, n in (("y", steps), ("hn", last), ("cn", last))},
+            "y": W("y", steps, "N"), **{name: W(name, sizes[name], "N") for name in ("hn", "cn")},
             **{name: W(name, n, "N", optional=True) for name, n in kept.items()},
         }),
-        in_place=(("gates", "z"),) if cell.kept else (),
+        in_place=(("gates", "z"),) if cell.kept == g else (),
         workspace=zeros,
         flops=f"2*N*T*{g}*H*(H + K) + {cell.flops}*{steps}",
     )  # fmt: skip
-    backward = RowSpec(
+    backward = make(
         name=f"{cell.name}_bwd",
         synopsis="dz[n,t] = gradients of the sums of step t, from the last step to the first",
         no_equation=RECURS,
@@ -82,15 +104,15 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
         operands=_operands(cell, "backward", given | {
             "y": R("y", steps, "N"), "dy": R("dy", steps, "N", optional=True),
             **{name: R(name, n, "N") for name, n in kept.items()},
-            "dz": W("dz", gates, "N"), "t_dmore": W("t_dmore", more, "N"),
-            **{name: W(name, last, "N", optional=True) for name in ("dh0", "dc0")},
-            **{name: S(name, last, "N") for name in ("dh", "dc")},
+            "dz": W("dz", gates, "N"), "t_dmore": W("t_dmore", more, "N"), "t_dp": W("t_dp", f"N*T*{of_p}", "N"),
+            **{name: W(name, sizes[name], "N", optional=True) for name in ("dh0", "dc0")},
+            **{name: S(name, sizes[name], "N") for name in ("dh", "dc")},
         }),
-        in_place=tuple(pair for pair in (("dz", "gates"), ("t_dmore", "more")) if pair[1] in cell.operands("backward")),
+        in_place=((("dz", "gates"),) if cell.kept == g else ()) + ((("t_dmore", "more"),) if cell.apart else ()),
         workspace=turned,
         flops=f"{products} + {2 * cell.flops}*{steps}",
     )  # fmt: skip
-    weights = RowSpec(
+    weights = make(
         name=f"{cell.name}_bwd_w",
         synopsis="dwh = sum over samples and steps of h before the step times dz; db = sum of dz",
         no_equation=RECURS,
@@ -98,8 +120,9 @@ def _rows(cell: Cell) -> tuple[tuple[RowSpec, ...], tuple[RowSpec, ...]]:
         operands=_operands(cell, "weights", {
             "y": R("y", steps), "h0": R("h0", last, optional=True),
             "lengths": R("lengths", "N", type="index", below="T + 1", optional=True),
-            "dz": R("dz", gates), "t_dmore": R("t_dmore", more),
-            "dwh": A("dwh", f"H*{g}*H", "H"), "db": A("db", f"{g}*H", f"{g}*H", optional=True),
+            "dz": R("dz", gates), "t_dmore": R("t_dmore", more), "t_dp": R("t_dp", f"N*T*{of_p}"),
+            "dwh": A("dwh", f"H*{g}*H", "H"), "dp": A("dp", of_p, of_p, optional=True),
+            "db": A("db", f"{g}*H", f"{g}*H", optional=True),
         }),
         flops=products,
     )  # fmt: skip
@@ -118,16 +141,21 @@ def _shape(cell: Cell) -> Any:
         n, t, h = z[0], z[1], wh[0]
         if not (n.constant or t.constant):
             raise ValueError(f"z {show(z)} has the batch twice")
-        for name, wanted in (("b", wh[1:]), ("h0", (n, h)), ("c0", (n, h)), ("lengths", (n,))):
+        of_c = h * cell.others
+        for name, wanted in (
+            ("p", (h * cell.parameters,)), ("b", wh[1:]), ("h0", (n, h)), ("c0", (n, of_c)), ("lengths", (n,)),
+        ):  # fmt: skip
             if (given := shapes.get(name)) is not None and given != wanted:
                 raise ValueError(f"{name} {show(given)} must be {show(wanted)}")
         out = {"y": (n, t, h), "hn": (n, h)}
-        if cell.states == 2:
-            out |= {"cn": (n, h), "c": (n, t, h)}
+        if cell.others:
+            out |= {"cn": (n, of_c), "c": (n, t, of_c)}
         if cell.kept:
-            out["gates"] = z
+            out["gates"] = (n, t, h * cell.kept)
         if cell.apart:
             out |= dict.fromkeys(("more", "t_dmore"), (n, t, h * cell.apart))
+        if cell.parameters:
+            out["t_dp"] = (n, t, h * cell.parameters)
         return out
 
     return shape
@@ -143,9 +171,10 @@ def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch
     of = {
         "z": (n, t, cell.gates * h),
         "wh": (h, cell.gates * h),
+        "p": (cell.parameters * h,),
         "b": (cell.gates * h,),
         "h0": (n, h),
-        "c0": (n, h),
+        "c0": (n, cell.others * h),
         "lengths": (n,),
     }
     names = _inputs(cell)
@@ -155,20 +184,21 @@ def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch
 
 
 def _inputs(cell: Cell) -> tuple[str, ...]:
-    return ("z", "wh", "b", "h0", *(("c0",) if cell.states == 2 else ()), "lengths")
+    lacks = ("" if cell.others else "c0 ") + ("" if cell.parameters else "p")
+    return tuple(name for name in ("z", "wh", "p", "b", "h0", "c0", "lengths") if name not in lacks.split())
 
 
-def declare(cell: Cell) -> None:
+def spec_of(cell: Cell, make: type[OpSpec] = OpSpec, make_row: type[RowSpec] = RowSpec) -> OpSpec:
     """The operator of a cell."""
-    two = cell.states == 2
-    fwd, bwd = _rows(cell)
+    two = bool(cell.others)
+    fwd, bwd = _rows(cell, make_row)
     inputs = _inputs(cell)
-    operator(
+    return make(
         name=cell.name,
         synopsis=f"y[n,t] = h of step t, hn = the last h: {cell.synopsis}",
-        category="recurrent",
+        category=RECURRENT,
         inputs=inputs,
-        optional_inputs=inputs[2:],
+        optional_inputs=tuple(name for name in inputs if name not in ("z", "wh", "p")),
         outputs=("y", "hn", "cn") if two else ("y", "hn"),
         saved=(*(("gates",) if cell.kept else ()), *(("more",) if cell.apart else ()), *(("c",) if two else ())),
         attrs=(
@@ -181,7 +211,7 @@ def declare(cell: Cell) -> None:
         bwd=bwd,
         differentiable=inputs[:-1],
         examples=(
-            _example(cell, None, 4, 3),
+            _example(cell, None, 4, 3, "p" if cell.parameters else "wh"),
             _example(cell, None, 3, 17, inputs[-2], batch=7),
             _example(cell, None, 5, 16, "lengths", batch=9, attrs={"reverse": True}),
             _example(cell, None, 6, 5, "lengths", batch=8),
@@ -194,4 +224,4 @@ def declare(cell: Cell) -> None:
 
 
 for _cell in CELLS.values():
-    declare(_cell)
+    register(spec_of(_cell))

@@ -430,7 +430,10 @@ OPS: dict[str, OpSpec] = {}
 ROWS: dict[str, RowSpec] = {}
 OWN: set[str] = set()  # names of rows registered by users
 EQUATION = "equation"  # category of operators that are users' equations
-STATED: dict[str, RowSpec] = {}  # rows that are users' equations, which no table contains: `calcvm.ops.stated`
+RECURRENT = "recurrent"  # category of recurrent cells, also users'
+STATED: dict[
+    str, RowSpec
+] = {}  # rows of users' equations and cells, which no table contains: `calcvm.ops.stated`, `.cells`
 
 
 def stem_of(name: str) -> str:

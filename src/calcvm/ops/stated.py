@@ -105,7 +105,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> None:
 
 def documents_of(specs: Any) -> dict[str, dict[str, Any]]:
     """The documents, as stored in files, of those rows that are users' equations."""
-    return {spec.name: stated_of(spec).document for spec in specs if spec.name in STATED}
+    return {spec.name: stated_of(spec).document for spec in specs if spec.name in _OF}
 
 
 def _row_again(name: str, document: Mapping[str, Any]) -> RowSpec:

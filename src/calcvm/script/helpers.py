@@ -371,9 +371,25 @@ def scaled(x, sizes, steps, linear, align, back=False):
 
 
 # ---------------------------------------------------------------- recurrent cells
+def numbers(x, n):
+    """Arrays (..., n) of the numbers that each of n units has side by side."""
+    return [] if x is None else [x[..., k : k + n] for k in range(0, x.shape[-1], n)]
+
+
+def beside(like, values):
+    """The inverse, in the shape of an array for each number."""
+    return np.concatenate([like[:, :0], *(np.broadcast_to(v, like.shape) for v in values)], 1)
+
+
 def cell_step(cell, z, h, c, of_h):
     """The new h and c, and what the gradient reads; z are the sums of the inputs, of_h those of the state."""
     n = h.shape[1]
+    if not isinstance(cell, str):
+        step, apart, p = cell
+        zs, of_hs = numbers(z, n), numbers(of_h, n)
+        sums = [a + b if k < len(zs) - apart else a for k, (a, b) in enumerate(zip(zs, of_hs))]
+        kept, (h_after, *c_after) = step(sums, of_hs[len(zs) - apart :], [h, *numbers(c, n)], numbers(p, n))
+        return beside(h, [h_after]), beside(h, c_after), beside(h, kept), of_h[:, z.shape[1] - apart * n :]
     if cell == "gru":
         r, u = np.split(sigmoid(z[:, : 2 * n] + of_h[:, : 2 * n]), 2, 1)
         g = np.tanh(z[:, 2 * n :] + r * of_h[:, 2 * n :])
@@ -388,17 +404,23 @@ def cell_step(cell, z, h, c, of_h):
 
 
 def cell_back(cell, gates, more, h, c, h_after, c_after, dh, dc):
-    """The gradients of the sums, of what is added to none of them, of h beside the products, and of c."""
+    """The gradients of the sums, of what is added to none of them, of h beside the products, of c, and of parameters of units."""
+    if not isinstance(cell, str):
+        back, _, p = cell
+        n = dh.shape[1]
+        before, after, d = ([x, *numbers(y, n)] for x, y in ((h, c), (h_after, c_after), (dh, dc)))
+        dz, dmore, dh_, dc_, dp = back(numbers(gates, n), numbers(more, n), before, numbers(p, n), after, d)
+        return beside(dh, dz), beside(dh, dmore), beside(dh, dh_), beside(dh, dc_), beside(dh, dp)
     if cell == "gru":
         r, u, g = np.split(gates, 3, 1)
         dg = dh * (1 - u) * (1 - g * g)
-        return np.concatenate([dg * more * r * (1 - r), dh * (h - g) * u * (1 - u), dg], 1), dg * r, dh * u, dc
+        return np.concatenate([dg * more * r * (1 - r), dh * (h - g) * u * (1 - u), dg], 1), dg * r, dh * u, dc, None
     if cell == "lstm":
         (i, f, g, o), t = np.split(gates, 4, 1), np.tanh(c_after)
         e = dh * o * (1 - t * t) + dc
         slopes = e * g * i * (1 - i), e * c * f * (1 - f), e * i * (1 - g * g), dh * t * o * (1 - o)
-        return np.concatenate(slopes, 1), None, 0 * dh, e * f
-    return dh * (1 - h_after * h_after) if cell == "rnn" else np.where(h_after <= 0, 0, dh), None, 0 * dh, dc
+        return np.concatenate(slopes, 1), None, 0 * dh, e * f, None
+    return dh * (1 - h_after * h_after) if cell == "rnn" else np.where(h_after <= 0, 0, dh), None, 0 * dh, dc, None
 
 
 def running(T, lengths, n, s, reverse):
@@ -408,23 +430,26 @@ def running(T, lengths, n, s, reverse):
     return rows, lengths[rows] - 1 - s if reverse else np.full(len(rows), s)
 
 
-def recurrent(cell, z, x, wi, bi, wh, b, h0, c0, lengths, reverse):
-    """All steps of a cell: y, the last h and c, and what the gradient reads: gates, more, c."""
+def recurrent(cell, z, x, wi, bi, wh, b, h0, c0, lengths, reverse, others=1, kept=None, apart=1):
+    """All steps of a cell: y, the last h and c, and what the gradient reads: gates, more, c.
+
+    others, kept, apart : how many numbers of a unit c, gates, more have.
+    """
     if z is None:
         z = x @ wi if bi is None else x @ wi + bi
     n, T, size = z.shape[0], z.shape[1], wh.shape[0]
-    h, c = (np.zeros((n, size), z.dtype) if s is None else s.copy() for s in (h0, c0))
-    y, cs, gates = np.zeros((n, T, size), z.dtype), np.zeros((n, T, size), z.dtype), np.zeros_like(z)
-    more = np.zeros((n, T, size), z.dtype)
+    h, c = (np.zeros((n, k * size), z.dtype) if s is None else s.copy() for s, k in ((h0, 1), (c0, others)))
+    widths = size, others * size, z.shape[2] if kept is None else kept * size, apart * size
+    y, cs, gates, more = (np.zeros((n, T, width), z.dtype) for width in widths)
     for s in range(T):
         rows, t = running(T, lengths, n, s, reverse)
         of_h = h[rows] @ wh if b is None else h[rows] @ wh + b
-        h[rows], c[rows], kept, apart = cell_step(cell, z[rows, t], h[rows], c[rows], of_h)
+        h[rows], c[rows], to_gates, to_more = cell_step(cell, z[rows, t], h[rows], c[rows], of_h)
         y[rows, t], cs[rows, t] = h[rows], c[rows]
-        if kept is not None:
-            gates[rows, t] = kept
-        if apart is not None:
-            more[rows, t] = apart
+        if to_gates is not None:
+            gates[rows, t] = to_gates
+        if to_more is not None:
+            more[rows, t] = to_more
     return y, h, c, gates, more, cs
 
 
@@ -435,31 +460,38 @@ def before_steps(y, h0, rows, t, s, reverse):
     return np.zeros((len(rows), y.shape[2]), y.dtype) if h0 is None else h0[rows]
 
 
-def recurrent_back(cell, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, reverse):
-    """The gradients of z, of what is added to none of the sums, of h0 and of c0."""
-    n, T, size = (y if y is not None else c).shape
-    y, c = (np.zeros((n, T, size), wh.dtype) if s is None else s for s in (y, c))
-    dz, dmore = np.zeros((n, T, wh.shape[1]), wh.dtype), np.zeros((n, T, size), wh.dtype)
-    dh, dc = (np.zeros((n, size), wh.dtype) if d is None else d.copy() for d in (dhn, dcn))
+def recurrent_back(
+    cell, n, T, wh, h0, c0, lengths, y, gates, more, c, dy, dhn, dcn, reverse, others=1, apart=1, of_units=0
+):
+    """The gradients of z, of what is added to none of the sums, of h0, of c0, and of parameters of units at each step.
+
+    others, apart, of_units : how many numbers of a unit c, more have; how many parameters.
+    """
+    size = wh.shape[0]
+    y, c = (np.zeros((n, T, k * size), wh.dtype) if s is None else s for s, k in ((y, 1), (c, others)))
+    dz, dmore, dp = (np.zeros((n, T, width), wh.dtype) for width in (wh.shape[1], apart * size, of_units * size))
+    dh, dc = (np.zeros((n, k * size), wh.dtype) if d is None else d.copy() for d, k in ((dhn, 1), (dcn, others)))
     for s in range(T - 1, -1, -1):
         rows, t = running(T, lengths, n, s, reverse)
         d = dh[rows] if dy is None else dh[rows] + dy[rows, t]
         h_before, c_before = before_steps(y, h0, rows, t, s, reverse), before_steps(c, c0, rows, t, s, reverse)
-        kept, apart = None if gates is None else gates[rows, t], None if more is None else more[rows, t]
-        found = cell_back(cell, kept, apart, h_before, c_before, y[rows, t], c[rows, t], d, dc[rows])
-        dz[rows, t], of_more, direct, dc[rows] = found
+        kept, of_apart = None if gates is None else gates[rows, t], None if more is None else more[rows, t]
+        found = cell_back(cell, kept, of_apart, h_before, c_before, y[rows, t], c[rows, t], d, dc[rows])
+        dz[rows, t], of_more, direct, dc[rows], of_p = found
         of_h = dz[rows, t].copy()
         if of_more is not None:
-            dmore[rows, t] = of_h[:, -size:] = of_more
+            dmore[rows, t] = of_h[:, of_h.shape[1] - apart * size :] = of_more
+        if of_p is not None:
+            dp[rows, t] = of_p
         dh[rows] = direct + of_h @ wh.T
-    return dz, dmore, dh, dc
+    return dz, dmore, dh, dc, dp
 
 
 def recurrent_weights(y, h0, lengths, dz, dmore, reverse):
     """The gradients of the state's weights and of their bias."""
     (n, T, size), of_h = y.shape, dz.copy()
     if dmore is not None:
-        of_h[..., -size:] = dmore
+        of_h[..., -dmore.shape[2] :] = dmore
     before = np.zeros_like(y)
     for s in range(T):
         rows, t = running(T, lengths, n, s, reverse)

@@ -109,13 +109,14 @@ def numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tupl
 
 
 def _equations(lowered: Lowered) -> dict[str, Any]:
-    """The rows of custom equations, which the program carries with it."""
+    """The rows of custom equations, and custom recurrent cells, which the program carries with it."""
     if not STATED:
         return {}
-    from calcvm.ops.stated import documents_of
+    from calcvm.ops import cells, stated
 
-    found = documents_of({s.spec.name: s.spec for s in lowered.statements}.values())
-    return {"equations": found} if found else {}
+    rows = {s.spec.name: s.spec for s in lowered.statements}
+    found = {"equations": stated.documents_of(rows.values()), "cells": cells.documents_of(rows)}
+    return {name: documents for name, documents in found.items() if documents}
 
 
 def _numbered(info: Any, index: Mapping[Value, int]) -> Any:

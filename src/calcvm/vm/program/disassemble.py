@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from calcvm.equations.tree import Element, Name, Node, rewritten
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
-from calcvm.ops.spec import EQUATION, HEADER_WORDS, STATED
+from calcvm.ops.spec import HEADER_WORDS, STATED, stem_of
 from calcvm.ops.specialized import specialized
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
 from calcvm.vm.program.program_data import ProgramData, Zone
@@ -122,8 +123,8 @@ class _Line:
 
 
 def short(name: str) -> str:
-    """A row's name; a custom equation's name is cut after its distinguishing part."""
-    return name[: len(EQUATION) + 9] if name in STATED else name
+    """A row's name; of the digest in that of a custom equation or cell only the first digits."""
+    return re.sub(r"_([0-9a-f]{8})[0-9a-f]{24}", r"_\1", name) if stem_of(name) in STATED else name
 
 
 def _called(node: Node, names: dict[str, str]) -> Node:

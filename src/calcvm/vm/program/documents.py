@@ -146,7 +146,15 @@ EQUATIONS = table(
         }
     )
 )  # fmt: skip
-_WITH_EQUATIONS = mapping({}, optional={"equations": EQUATIONS}, others=True)
+CELLS = table(
+    mapping(
+        {
+            "language": integer(0, 2**31), "name": text(), "text": text(), "gates": integer(0, 2**31), "apart": integer(0, 2**31),
+            "states": _NAMES, "parameters": _NAMES,
+        }
+    )
+)  # fmt: skip
+_WITH_EQUATIONS = mapping({}, optional={"equations": EQUATIONS, "cells": CELLS}, others=True)
 INFO = mapping(
     {},
     optional={
@@ -164,6 +172,7 @@ INFO = mapping(
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
         "equations": EQUATIONS,
+        "cells": CELLS,
     },
     others=True,
 )
@@ -193,11 +202,16 @@ DOCUMENT = mapping(
 
 
 def know_equations(info: Mapping[str, Any]) -> None:
-    """Register the rows of custom equations (ProgramError: one was altered, or has no kernel)."""
-    if found := schema.check(_WITH_EQUATIONS, info, "info").get("equations"):
-        from calcvm.ops.stated import rows_of  # a module for equations, which an import does not need
+    """Register the rows of custom equations and recurrent cells (ProgramError: one was altered, or has no kernel)."""
+    found = schema.check(_WITH_EQUATIONS, info, "info")
+    try:
+        if found.get("equations"):
+            from calcvm.ops.stated import rows_of  # a module for equations, which an import does not need
 
-        try:
-            rows_of(found)
-        except CalcError as error:
-            raise ProgramError(str(error)) from None
+            rows_of(found["equations"])
+        if found.get("cells"):
+            from calcvm.ops.cells import cells_of
+
+            cells_of(found["cells"])
+    except CalcError as error:
+        raise ProgramError(str(error)) from None
