@@ -91,8 +91,11 @@ def contest(
             optimizer.step()
 
     model["input"], model["target"] = x, t
-    inference: Contestants = {"calcvm": lambda n: model.run_round("predict", steps=n), "torch": infer}
-    return inference, {"calcvm": lambda n: model.run_steps(n), "torch": train}
+    return {"calcvm": inferring(model), "torch": infer}, {"calcvm": model.run_steps, "torch": train}
+
+
+def inferring(model: Any) -> Callable[[int], Any]:
+    return lambda n: model.run_round("predict", steps=n)
 
 
 # ---------------------------------------------------------------- recurrent layers
@@ -150,9 +153,7 @@ def teams(result: Result, quick: bool) -> None:
         if what == "training":
             contestants: Contestants = {name: each.run_steps for name, each in runs.items()}
         else:
-            contestants = {
-                name: lambda n, each=each: each.run_round("predict", steps=n) for name, each in runs.items()
-            }  # fmt: skip
+            contestants = {name: inferring(each) for name, each in runs.items()}
         times = turns(contestants, quick)
         faster, part = ratio(times["one"], times["two"]), ratio(times["ragged"], times["one"]) / share
         rows.append([f"{label}, {what}", f"{faster:.2f} x", f"{part:.2f}"])
@@ -174,7 +175,9 @@ def encoders(result: Result, quick: bool) -> None:
 
     rows = []
     for (steps, batch), asked in ENCODERS.items():
-        net = nn.Sequential(*(nn.TransformerEncoderLayer(HEADS, 128, dropout=0.0) for _ in range(LAYERS)))
+        net = nn.Sequential(
+            *(nn.TransformerEncoderLayer(HEADS, dim_feedforward=128, dropout=0.0) for _ in range(LAYERS))
+        )
         one = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 128, dropout=0.0, batch_first=True)
         module, label = torch.nn.TransformerEncoder(one, LAYERS), f"encoder, {steps} steps, batch {batch}"
         pairs = contest(label, model_of(net, (steps, WIDTH), batch), module, module, result, prefix="layers.")

@@ -9,6 +9,7 @@ import calcvm as cv
 from calcvm import nn, zoo
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model import generate
+from calcvm.vm.memory.slot import Slot
 from calcvm.vm.run.device import Cpu
 from calcvm.vm.run.loaded import Loaded
 
@@ -312,16 +313,14 @@ def test_streams_have_a_batch_and_reset_single_samples():
 
 def test_an_interrupted_generation_gives_its_place_back(monkeypatch):
     """Also while its traceback is kept, as in an interactive session."""
-    model, draws = language_model(NETWORKS["gru"](), batch_size=1), iter([0, 1])
+    model = language_model(NETWORKS["gru"](), batch_size=1)
     wanted = model.generate([1, 2], 5, seed=0).tolist()
 
-    def interrupted(self, scores):
-        for token in draws:
-            return np.full(len(scores), token)
+    def interrupted(self, *_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as kept:
-        patch.setattr(Sampler, "draw", interrupted)
+        patch.setattr(Slot, "execute", interrupted)
         model.generate([1, 2], 5)
     assert kept.traceback and model.generate([1, 2], 5, seed=0).tolist() == wanted
     assert model.stream().place == 0

@@ -17,7 +17,11 @@ def _given(r: Row, *names: str) -> list[Any]:
 
 def _forward(r: Row, cell: Any, **sizes: int) -> None:
     found = r.call(
-        "recurrent", cell, *_given(r, "z", "x", "wi", "bi", "wh", "b", "h0", "c0", "lengths"), r.integer("reverse") == 1, **sizes
+        "recurrent",
+        cell,
+        *_given(r, "z", "x", "wi", "bi", "wh", "b", "h0", "c0", "lengths"),
+        r.integer("reverse") == 1,
+        **sizes,
     )
     r.put_all(found, "y", "hn", "cn", "gates", "more", "c")
 
