@@ -85,8 +85,10 @@ def call_by_call(model: cv.Model, stop: int | None = None, tokens=7, **how) -> t
     """The same by single calls of a stream: the definition."""
     how = {**DRAWING, **how}
     prompts, stream = [np.array(p) for p in PROMPTS], model.stream("stream", batch=len(PROMPTS))
-    keys = generate.key(np.full(len(prompts), how.pop("seed")), np.arange(len(prompts)), 0)
-    sampler = generate.Sampler(prompts, tokens, (len(LETTERS), model.program.itemsize), keys, stop=stop, **how)
+    seed = how.pop("seed")
+    sampler = generate.Sampler(
+        prompts, tokens, (len(LETTERS), model.program.itemsize), [(seed, i) for i in range(4)], stop=stop, **how
+    )
     for step in sampler.text[:-1]:
         sampler.draw(stream(step))
         if sampler.over:
