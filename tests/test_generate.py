@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -180,6 +185,33 @@ def test_other_types_of_tokens():
     assert model.generate(PROMPTS, 30, seed=1).max() < 10
 
 
+def test_ctrl_c_ends_a_text():
+    model = language_model(NETWORKS["lstm"]())
+    model.generate([0], 2)
+    before, alarm = time.monotonic(), threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate([0], 20_000_000)
+    assert time.monotonic() - before < 20
+    assert model.generate([0], 2).shape == (2,)
+
+
+def test_a_trap_ends_a_text_where_it_came(monkeypatch):
+    """The steps before it have changed the states, those after it have not run."""
+    g, found = cv.CalcGraph(), []
+    token, seen = g.placeholder("token", (None,)), g.carry("seen", (None,))
+    with g.path("stream") as stream:
+        stream.output = cv.embedding(cv.carry(seen, seen + token), g.parameter("W", (10, 12), init="zeros"))
+    program = cv.compile(g, batch_size=2)
+    for device in (Cpu, type("Other", (Cpu,), {})):
+        monkeypatch.setattr(generate, "Cpu", device)
+        model = cv.CalcHeap(program.heap_bytes).create(program)
+        with pytest.raises(cv.errors.Trap, match="is not an integer in"):
+            model.generate([1, 4, 6, 1, 1], 3, temperature=0)
+        found.append(model.carries["seen"].tolist())
+    assert found == [[11.0, 0.0]] * 2
+
+
 # ---------------------------------------------------------------- wrong input
 def of_networks() -> cv.Model:
     return language_model(NETWORKS["gpt"](), batch_size=4)
@@ -208,6 +240,7 @@ WRONG = {
         f"a prompt of 2 tokens and {STEPS} more take {STEPS + 1} steps",
     ),
     "tokens": (lambda m: m.generate([0], -1), "tokens"),
+    "too many tokens": (lambda m: m.generate([0], 2**40), "tokens"),
     "half a token": (lambda m: m.generate([0], 2.5), "tokens"),
     "temperature": (lambda m: m.generate([0], 3, temperature=-1), "temperature"),
     "no temperature": (lambda m: m.generate([0], 3, temperature=float("nan")), "temperature"),

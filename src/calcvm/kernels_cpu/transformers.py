@@ -11,9 +11,11 @@ from operator import add
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, same, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import column_sums
@@ -411,6 +413,12 @@ def attention_packed_bwd(
 
 
 # ---------------------------------------------------------------- keys and values of the steps before
+@intrinsic
+def same(tc, a, b):
+    """Whether two pointers are one."""
+    return types.boolean(a, b), lambda ctx, bld, sig, args: bld.icmp_unsigned("==", *args)
+
+
 @kernel
 def put_line_fwd(me, N, S, K, x: Ptr, v: Ptr, place: Ptr.index, y: Ptr):
     """y[n] = x[n] (S,K) with v[n] as line place[n].  y may be x, of which only that line then changes.  Samples are shared."""

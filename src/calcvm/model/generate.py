@@ -118,8 +118,8 @@ def generated(
     longest, most = max(map(len, prompts)), loaded.most_steps(STREAM)
     if longest + tokens - 1 > most:
         raise CalcError(
-            f"generate: a prompt of {longest} tokens and {tokens} more take {longest + tokens - 1} steps, and the network has room for "
-            f"{most}: give a shorter prompt, or make the model with an input_shape of more steps"
+            f"generate: a prompt of {longest} tokens and {tokens} more take {longest + tokens - 1} steps, and the network has room "
+            f"for {most}: give less, or an input_shape of more steps"
         )
     seeds = _seeds(seed, len(prompts))
     sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), seeds, **how)
