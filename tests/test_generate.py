@@ -322,6 +322,24 @@ def test_a_window_and_an_lstm_have_room_for_any_text():
         language_model(NETWORKS["rotary"]()).generate([0, 1], STEPS)
 
 
+def test_the_room_for_a_text_is_kept(tmp_path):
+    """In files, and in the text of a graph."""
+    model = of_networks()
+    model.save(tmp_path / "it.calcvm")
+    with pytest.raises(CalcError, match="has room for 12"):
+        cv.load(tmp_path / "it.calcvm").generate([0], STEPS + 1)
+    g = cv.CalcGraph()
+    with g.path("count") as count:
+        n = g.carry("n", (None,), steps=7)
+        count.output = cv.carry(n, n + 1.0) * 2.0
+    again = cv.read_graph(g.text())
+    assert again.variables["n"].steps == 7 and again.text() == g.text()
+    assert cv.compile(again, batch_size=2).info["carries"]["n"]["steps"] == 7
+    for wrong in (0, 1.5, "7"):
+        with pytest.raises(CalcError, match="carry 'm': steps must be an integer"):
+            g.carry("m", (None,), steps=wrong)
+
+
 def test_streams_have_a_batch_and_reset_single_samples():
     model = language_model(NETWORKS["lstm"]())
     stream = model.stream(batch=3, place=2)
