@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+
 import numpy as np
 import pytest
 
@@ -86,8 +91,10 @@ def call_by_call(model: cv.Model, stop: int | None = None, tokens=7, **how) -> t
     """The same by single calls of a stream: the definition."""
     how = {**DRAWING, **how}
     prompts, stream = [np.array(p) for p in PROMPTS], model.stream("stream", batch=len(PROMPTS))
-    keys = generate.key(np.full(len(prompts), how.pop("seed")), np.arange(len(prompts)), 0)
-    sampler = generate.Sampler(prompts, tokens, (len(LETTERS), model.program.itemsize), keys, stop=stop, **how)
+    seed = how.pop("seed")
+    sampler = generate.Sampler(
+        prompts, tokens, (len(LETTERS), model.program.itemsize), [(seed, i) for i in range(4)], stop=stop, **how
+    )
     for step in sampler.text[:-1]:
         sampler.draw(stream(step))
         if sampler.over:
@@ -179,6 +186,33 @@ def test_other_types_of_tokens():
     assert model.generate(PROMPTS, 30, seed=1).max() < 10
 
 
+def test_ctrl_c_ends_a_text():
+    model = language_model(NETWORKS["lstm"]())
+    model.generate([0], 2)
+    before, alarm = time.monotonic(), threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate([0], 20_000_000)
+    assert time.monotonic() - before < 20
+    assert model.generate([0], 2).shape == (2,)
+
+
+def test_a_trap_ends_a_text_where_it_came(monkeypatch):
+    """The steps before it have changed the states, those after it have not run."""
+    g, found = cv.CalcGraph(), []
+    token, seen = g.placeholder("token", (None,)), g.carry("seen", (None,))
+    with g.path("stream") as stream:
+        stream.output = cv.embedding(cv.carry(seen, seen + token), g.parameter("W", (10, 12), init="zeros"))
+    program = cv.compile(g, batch_size=2)
+    for device in (Cpu, type("Other", (Cpu,), {})):
+        monkeypatch.setattr(generate, "Cpu", device)
+        model = cv.CalcHeap(program.heap_bytes).create(program)
+        with pytest.raises(cv.errors.Trap, match="is not an integer in"):
+            model.generate([1, 4, 6, 1, 1], 3, temperature=0)
+        found.append(model.carries["seen"].tolist())
+    assert found == [[11.0, 0.0]] * 2
+
+
 # ---------------------------------------------------------------- wrong input
 def of_networks() -> cv.Model:
     return language_model(NETWORKS["gpt"](), batch_size=4)
@@ -207,6 +241,7 @@ WRONG = {
         f"a prompt of 2 tokens and {STEPS} more take {STEPS + 1} steps",
     ),
     "tokens": (lambda m: m.generate([0], -1), "tokens"),
+    "too many tokens": (lambda m: m.generate([0], 2**40), "tokens"),
     "half a token": (lambda m: m.generate([0], 2.5), "tokens"),
     "temperature": (lambda m: m.generate([0], 3, temperature=-1), "temperature"),
     "no temperature": (lambda m: m.generate([0], 3, temperature=float("nan")), "temperature"),
@@ -286,6 +321,24 @@ def test_a_window_and_an_lstm_have_room_for_any_text():
         assert language_model(NETWORKS[name]()).generate([0, 1], 5 * STEPS, seed=0).shape == (5 * STEPS,)
     with pytest.raises(CalcError, match="has room for 12"):
         language_model(NETWORKS["rotary"]()).generate([0, 1], STEPS)
+
+
+def test_the_room_for_a_text_is_kept(tmp_path):
+    """In files, and in the text of a graph."""
+    model = of_networks()
+    model.save(tmp_path / "it.calcvm")
+    with pytest.raises(CalcError, match="has room for 12"):
+        cv.load(tmp_path / "it.calcvm").generate([0], STEPS + 1)
+    g = cv.CalcGraph()
+    with g.path("count") as count:
+        n = g.carry("n", (None,), steps=7)
+        count.output = cv.carry(n, n + 1.0) * 2.0
+    again = cv.read_graph(g.text())
+    assert again.variables["n"].steps == 7 and again.text() == g.text()
+    assert cv.compile(again, batch_size=2).info["carries"]["n"]["steps"] == 7
+    for wrong in (0, 1.5, "7"):
+        with pytest.raises(CalcError, match="carry 'm': steps must be an integer"):
+            g.carry("m", (None,), steps=wrong)
 
 
 def test_streams_have_a_batch_and_reset_single_samples():

@@ -9,9 +9,9 @@ import pytest
 
 from calcvm import CalcError
 from calcvm.kernels_shared.random import hashing
-from calcvm.model.generate import Sampler, key
+from calcvm.model.generate import Sampler
 
-_, _, bits = hashing(lambda f: f, lambda x: np.asarray(x).astype(np.uint64), lambda z, n: z >> np.uint64(n))
+_, key, bits = hashing(lambda f: f, lambda x: np.asarray(x).astype(np.uint64), lambda z, n: z >> np.uint64(n))
 WAYS = [
     {"temperature": t, "top_k": k, "top_p": p}
     for t in (0.3, 1.0, 2.5)
@@ -21,8 +21,9 @@ WAYS = [
 
 
 def sampler(n: int, size: int, dtype: str = "float64", seed: int = 0, tokens: int = 1, **how) -> Sampler:
-    keys = key(np.full(n, seed), np.arange(n), 0)
-    return Sampler([np.zeros(1, int)] * n, tokens, (size, np.dtype(dtype).itemsize), keys, **how)
+    return Sampler(
+        [np.zeros(1, int)] * n, tokens, (size, np.dtype(dtype).itemsize), [(seed, i) for i in range(n)], **how
+    )
 
 
 def drawn(scores: np.ndarray, **how) -> np.ndarray:
@@ -105,7 +106,7 @@ def test_one_number_for_each_token_of_each_sample():
 
 def test_prompts_come_before_and_ends_stay():
     prompts, tokens = [np.array([3, 4, 5]), np.array([1])], 4
-    one = Sampler(prompts, tokens, (6, 8), key([0, 0], [0, 1], 0), temperature=0.0, stop=2)
+    one = Sampler(prompts, tokens, (6, 8), [(0, 0), (0, 1)], temperature=0.0, stop=2)
     best = [[0, 2], [0, 1], [5, 0], [2, 0], [0, 0], [0, 0]]  # of each step
     steps = 0
     while not one.over:

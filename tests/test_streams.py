@@ -14,6 +14,7 @@ import calcvm as cv
 from calcvm.errors import CalcError
 from calcvm.vm.calls import methods
 from calcvm.vm.run import job as J
+from calcvm.vm.run.loaded import loaded_of
 from tests.kinds.threads import at_once, fine, impatient  # noqa: F401 (a fixture)
 
 RNG = np.random.default_rng(0)
@@ -234,6 +235,15 @@ def test_state_can_be_read_and_set():
         with pytest.raises(CalcError, match=message):
             other.state = wrong
     assert told(other, *given) == told(stream, *given)
+
+
+def test_a_short_step_is_short_whatever_the_batch_of_the_model():
+    """So one worker runs it: the states of other samples do not count."""
+    brief = [
+        loaded_of(cv.compile(graph(), batch_size=n, workers=2)).brief("predict", ("forward",))
+        for n in (100_000, 200_000)
+    ]
+    assert 0 < brief[0] < 100_000 and brief[0] == brief[1]
 
 
 # ---------------------------------------------------------------- what happens to the model

@@ -103,12 +103,6 @@ def alike(tc, a, b):
 
 
 @intrinsic
-def same(tc, a, b):
-    """Whether two pointers are one."""
-    return types.boolean(a, b), lambda ctx, bld, sig, args: bld.icmp_unsigned("==", *args)
-
-
-@intrinsic
 def seen_as(tc, pointer, b):
     """A pointer cast to ``b``'s type, for branches where they are `alike`."""
     return b(pointer, b), lambda ctx, bld, sig, args: bld.bitcast(args[0], args[1].type)

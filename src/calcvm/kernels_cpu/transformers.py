@@ -11,12 +11,29 @@ from operator import add
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, same, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, index_of, kernel, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._math import _horizontal, _vectors, copy, counting, each, elementwise, fill, loop_of
+from calcvm.kernels_cpu._gemv import column_sums
+from calcvm.kernels_cpu._gemv import dots as products
+from calcvm.kernels_cpu._math import (
+    _horizontal,
+    _vectors,
+    copy,
+    counting,
+    each,
+    elementwise,
+    fill,
+    log,
+    loop_of,
+    rexp,
+    rtop,
+    scale,
+)
 from calcvm.kernels_cpu._simd import transpose
 from calcvm.kernels_cpu._vectors import c64
 
@@ -174,6 +191,24 @@ def outside(row, lo, hi, n, value):
 
 # ---------------------------------------------------------------- forward
 @njit
+def query_forward(n, D, a, q, k, v, ks, y, lse, keep, x):
+    """y of the only query of a head, which sees n keys, without a bias or cap: products with rows that lie where they are."""
+    products(n, D, q, k, ks, x, x, 1, 0)
+    scale(n, x, x, a)
+    top = rtop(n, x)
+    if n == 0 or top == like(y, NONE):
+        fill(D, y, like(y, 0))
+        if keep:
+            lse[0] = like(y, 0)
+        return
+    total = rexp(n, x, x, top)
+    column_sums(D, n, x, 1, v, ks, y, y, 0, True)
+    scale(D, y, y, 1 / total)
+    if keep:
+        lse[0] = top + log(total)
+
+
+@njit
 def head_forward(
     T, S, D, length, causal, window, a, cap, q, qs, k, v, ks, bias, biased, y, ys, lse, keep, ws
 ):  # fmt: skip
@@ -182,6 +217,11 @@ def head_forward(
     turns, x = ws, at(ws, D * stride)
     top = at(x, tall * most)
     total, new, less, factor = at(top, tall), at(top, 2 * tall), at(top, 3 * tall), at(top, 4 * tall)
+    if T == 1 and not (biased or cap > 0):
+        start = min(first_key(0, window), S)
+        n = max(end_of_keys(0, length, causal) - start, 0)
+        query_forward(n, D, a, q, at(k, start * ks), at(v, start * ks), ks, y, lse, keep, x)
+        return
     by = like(y, 1) if biased or cap > 0 else a  # what scores are still multiplied by
     turned(length, D, k, ks, turns, stride)
     for i in range(0, T, tall):
@@ -373,6 +413,12 @@ def attention_packed_bwd(
 
 
 # ---------------------------------------------------------------- keys and values of the steps before
+@intrinsic
+def same(tc, a, b):
+    """Whether two pointers are one."""
+    return types.boolean(a, b), lambda ctx, bld, sig, args: bld.icmp_unsigned("==", *args)
+
+
 @kernel
 def put_line_fwd(me, N, S, K, x: Ptr, v: Ptr, place: Ptr.index, y: Ptr):
     """y[n] = x[n] (S,K) with v[n] as line place[n].  y may be x, of which only that line then changes.  Samples are shared."""

@@ -255,10 +255,8 @@ class Lowering:
 
     def _describe(self, v: Variable, used: set[Value], labels: tuple[int | None, int | None]) -> None:
         value = self._value(v)
-        if (
-            value is not None and value.kind == "carry" and self._root(v).kind == "result"
-        ):  # a new state, in the place of the old one
-            value = None
+        if value is not None and value.kind == "carry" and self._root(v).kind == "result":
+            value = None  # a new state, in the place of the old one
         if value is None or value not in used:
             reason = "fused into another operator"
         elif (root := self._root(v)).kind == "result" and root not in self.readable:

@@ -13,7 +13,6 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
-from calcvm.kernels_shared.random import hashing
 from calcvm.model.roles import STREAM
 from calcvm.model.stream import BATCH, PHASES, Stream
 from calcvm.ops.dims import show
@@ -25,11 +24,9 @@ from calcvm.vm.run.feeds import code_of
 from calcvm.vm.run.slices import latest
 
 if TYPE_CHECKING:
-    from calcvm.model.model import Model
     from calcvm.vm.run.loaded import Loaded
 
-LEAST = 1e-300  # a temperature whose reciprocal is finite
-_, key, _ = hashing(lambda fn: fn, lambda x: np.asarray(x).astype(np.uint64), lambda z, n: z >> np.uint64(n))
+LEAST, MOST = 1e-300, 2**31  # a temperature whose reciprocal is finite; tokens of a text
 
 
 class Sampler:
@@ -37,11 +34,11 @@ class Sampler:
 
     text : int64 (steps, n), the tokens that each step reads.
     scores : the size of the vocabulary, and bytes of a score.
-    keys : uint64 (n,), of the random numbers.
+    seeds : int64 (n, 2), of the random numbers.
     """
 
     def __init__(
-        self, prompts: Sequence[np.ndarray], tokens: int, scores: tuple[int, int], keys: np.ndarray, *,
+        self, prompts: Sequence[np.ndarray], tokens: int, scores: tuple[int, int], seeds: Any, *,
         temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None, stop: int | None = None,
     ):  # fmt: skip
         n, end = len(prompts), -1 if stop is None else stop
@@ -49,13 +46,13 @@ class Sampler:
         self.text = np.full((self.lengths.max() + tokens, n), end)
         for i, prompt in enumerate(prompts):
             self.text[: len(prompt), i] = prompt
-        self._keys, self._space = np.array(keys).view(np.int64), np.empty(3 * scores[0])
+        self._seeds, self._space = np.array(seeds, np.int64), np.empty(3 * scores[0])
         self._reals = np.array([temperature and max(temperature, LEAST), 1.0 if top_p is None else top_p])
         words = self.words = np.zeros(J.SAMPLER_WORDS, np.int64)
         words[[J.DRAW, J.SAMPLES, J.VOCABULARY, J.SCORE_BYTES]] = address("draw"), n, *scores
         words[[J.TOKENS, J.END, J.TOP_K]] = tokens, end, scores[0] if top_k is None else min(top_k, scores[0])
-        arrays = self.text, self.lengths, self._keys, self._reals, self._space
-        words[[J.TEXT, J.LENGTHS, J.KEYS, J.REALS, J.SPACE]] = [array.ctypes.data for array in arrays]
+        arrays = self.text, self.lengths, self._seeds, self._reals, self._space
+        words[[J.TEXT, J.LENGTHS, J.SEEDS, J.REALS, J.SPACE]] = [array.ctypes.data for array in arrays]
         self._address = words.ctypes.data
 
     @property
@@ -103,14 +100,14 @@ def run(stream: Stream, sampler: Sampler, token: str, scores: str) -> None:
 
 
 def generated(
-    model: Model, prompt: Any, tokens: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, stop: Any
+    model: Any, prompt: Any, tokens: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, stop: Any
 ) -> np.ndarray:
     """`Model.generate`."""
     loaded = model.loaded
     if STREAM not in loaded.paths:
         raise CalcError('generate: the model has no path "stream": make it with cv.Model(..., stream=True)')
     token, scores, read, vocabulary = _roles(loaded)
-    tokens = checks.integer("generate: tokens", tokens, 0)
+    tokens = checks.integer("generate: tokens", tokens, 0, MOST)
     how: dict[str, Any] = {
         "temperature": float(checks.number("generate: temperature", temperature, 0)),
         "top_k": None if top_k is None else checks.integer("generate: top_k", top_k),
@@ -121,11 +118,11 @@ def generated(
     longest, most = max(map(len, prompts)), loaded.most_steps(STREAM)
     if longest + tokens - 1 > most:
         raise CalcError(
-            f"generate: a prompt of {longest} tokens and {tokens} more take {longest + tokens - 1} steps, and the network has room for "
-            f"{most}: give a shorter prompt, or make the model with an input_shape of more steps"
+            f"generate: a prompt of {longest} tokens and {tokens} more take {longest + tokens - 1} steps, and the network has room "
+            f"for {most}: give less, or an input_shape of more steps"
         )
-    keys = _keys(seed, len(prompts))
-    sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), keys, **how)
+    seeds = _seeds(seed, len(prompts))
+    sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), seeds, **how)
     if tokens:
         stream = model.stream(STREAM, batch=len(prompts))
         try:
@@ -201,14 +198,11 @@ def _prompts(given: Any, read: int) -> tuple[list[np.ndarray], bool]:
     return prompts, not several
 
 
-def _keys(seed: Any, n: int) -> np.ndarray:
-    """Keys of random numbers: of (seed, sample), or of each sample's own seed."""
-    if seed is None:
-        seed = int(np.random.default_rng().integers(MAX_SEED))
-    if np.ndim(seed) == 1:
+def _seeds(seed: Any, n: int) -> list[tuple[int, int]]:
+    """(seed, sample) of the random numbers of each of n texts, or (its own seed, 0)."""
+    if isinstance(seed, (list, tuple, np.ndarray)):
         if len(seed) != n:
             raise CalcError(f"generate: {len(seed)} seeds for {n} prompts: give one for each, or one for all")
-        seeds, samples = [checks.integer("generate: seed", s, 0) for s in seed], np.zeros(n, np.int64)
-    else:
-        seeds, samples = [checks.integer("generate: seed", seed, 0)] * n, np.arange(n)
-    return np.asarray(key(seeds, samples, 0), np.uint64)
+        return [(checks.integer("generate: seed", own, 0), 0) for own in seed]
+    one = int(np.random.default_rng().integers(MAX_SEED)) if seed is None else checks.integer("generate: seed", seed, 0)
+    return [(one, i) for i in range(n)]

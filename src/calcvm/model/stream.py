@@ -28,8 +28,8 @@ class Stream(methods.HasFastMethods, Uncopied):
     batch has places.  They go on after the model was trained, with its new parameters, and after it was switched out or loaded
     (``save(state=True)``).  A `predict` of n samples by the same path is a step of the first n places.
 
-    Each call has ``batch`` samples: any other number raises a `ShapeError`, and so does every call after ``model.close()``, a
-    `CalcError`.  A call that raises changes no state, except that a trap may leave a step half done.
+    Each call has ``batch`` samples: any other number raises a `ShapeError`.  After ``model.close()`` every call raises a `CalcError`.
+    A call that raises an error changes no state, except that a `Trap` comes after its step has run.
 
     Attributes
     ----------

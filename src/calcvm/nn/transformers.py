@@ -139,7 +139,7 @@ class MultiHeadAttention(Weighted):
             kept.append(F.carry(past, apply("put_line", past, v, place)))
         count = F.minimum(seen + 1.0, float(steps))
         F.carry(seen, seen + 1.0)
-        F.carry(place, F.mod(place + 1.0, float(steps)))
+        F.carry(place, (place + 1.0) % float(steps))
         y = F.attention(
             F.expand_dims(q, 1),
             *kept,

@@ -87,7 +87,7 @@ SAMPLED = 8  # DTYPE of a drain of scores whose ADDRESS is that of a sampler
 (
     DRAW, STEPPED,  # address of the code of `draw`; number of finished steps
     SAMPLES, VOCABULARY, SCORE_BYTES,
-    TEXT, LENGTHS, KEYS,  # addresses of int64: tokens (steps, SAMPLES); of each sample the length of its prompt, and its random key
+    TEXT, LENGTHS, SEEDS,  # addresses of int64: tokens (steps, SAMPLES); lengths of the prompts; (seed, sample) of random numbers, by samples
     TOKENS, END,  # most tokens that a sample needs; the token that ends a text (-1: none)
     TOP_K, REALS,  # most tokens to draw one of; address of two float64: the temperature, and the share of the best tokens (at least 1: all)
     SPACE,  # address of 3 * VOCABULARY words to work in

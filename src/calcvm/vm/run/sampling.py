@@ -22,7 +22,7 @@ from calcvm.vm.run import job as J
 from calcvm.vm.run.atomics import f32_at, f64_at, i64_at
 from calcvm.vm.run.samples import helper, inlined
 
-_, _, bits = hashing(inlined, uint64, inlined(lambda z, n: z >> uint64(n)))
+_, key, bits = hashing(inlined, uint64, inlined(lambda z, n: z >> uint64(n)))
 weigh = elementwise(lambda x, top, temperature: exp((x - top) / temperature), "v", "ff")
 
 
@@ -119,14 +119,14 @@ def draw(sampler, scores):
     """Set the tokens of the next step: each sample's of its prompt, its end, or the one that its row of scores gives."""
     words = i64_at(sampler)
     n, step, over = words[J.SAMPLES], words[J.STEPPED], 1
-    last, lengths, keys = i64_at(words[J.TEXT] + 8 * n * step), i64_at(words[J.LENGTHS]), i64_at(words[J.KEYS])
+    last, lengths, seeds = i64_at(words[J.TEXT] + 8 * n * step), i64_at(words[J.LENGTHS]), i64_at(words[J.SEEDS])
     words[J.STEPPED] += 1
     for i in range(n):
         k = step + 1 - lengths[i]
         if k >= 0:
             token = words[J.END]
             if k == 0 or last[i] != token:
-                share = np.float64(bits(uint64(keys[i]), k) >> uint64(9)) * 2.0**-53
+                share = np.float64(bits(key(seeds[2 * i], seeds[2 * i + 1], 0), k) >> uint64(9)) * 2.0**-53
                 token = drawn(words, scores + i * words[J.SCORE_BYTES] * words[J.VOCABULARY], share)
             if token < 0:
                 words[J.OVER] = J.STRANGE + i

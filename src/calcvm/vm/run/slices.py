@@ -65,7 +65,8 @@ def ended(job: np.ndarray, stop: int) -> int:
 
 def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.ndarray]:
     """The floating-point operations and the elements touched, for each row of a span at a batch."""
-    elems = [symbol.elems.at(batch) for symbol in program.symbols]
+    most = program.batch_size  # a carry has the elements of all samples, of which a batch touches its own
+    elems = [s.elems.b * batch // most if s.kind == "carry" else s.elems.at(batch) for s in program.symbols]
     touched = np.array([*elems, 0])[program.operand_values[slice(*span)]].sum(axis=1)  # -1: no operand
     flops = np.zeros(len(touched))
     for pc, row in enumerate(program.rows_for(batch)[slice(*span)]):
