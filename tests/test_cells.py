@@ -339,7 +339,7 @@ def test_layers_are_as_the_built_in_ones(how):
 
 def test_parameters_of_units_start_where_the_cell_says():
     own = model(nn.Recurrent(cell_of(peephole), 5))
-    start = own.parameters
+    start = {name: p.copy() for name, p in own.parameters.items()}
     np.testing.assert_array_equal(start["recurrent_1.p_o_l0"], np.full(5, 0.1))
     assert 0 < np.abs(start["recurrent_1.p_i_l0"]).max() <= 5**-0.5
     own.fit(PIECES, TARGETS, epochs=2, progress=False)

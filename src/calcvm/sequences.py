@@ -151,7 +151,7 @@ def recurrent(
     reverse: bool = False,
     **parameters: Variable,
 ) -> tuple[Variable, ...]:
-    """A recurrent layer of one's own cell, see `calcvm.cell`.
+    """A recurrent layer of a custom cell, see `calcvm.cell`.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def recurrent(
     >>> with g.path("forward"):
     ...     y, h_n = cv.recurrent(leaky, x, w, v, decay=decay)
     >>> print(y, h_n)
-    recurrent (B, 50, 8) recurrent.hn (B, 8)
+    y (B, 50, 8) h_n (B, 8)
     """
     from calcvm.ops.cells import operator_of
 
@@ -204,7 +204,8 @@ def recurrent(
             raise ShapeError(
                 f"recurrent: {name} {show(p.shape)} must be {show(weight_hh.shape[:1])}, a number for each unit"
             )
-    h0, *others = (*states, *[None] * (len(own.states) - len(states)))
+    given: list[Any] = [*states, *[None] * (len(own.states) - len(states))]
+    h0, *others = given
     if 0 < others.count(None) < len(others):
         raise CalcError(f"recurrent: give all of the states {', '.join(own.states[1:])} before the first step, or none")
     beside = [_beside([parameters[name] for name in own.parameters], 0)] if own.parameters else []

@@ -52,7 +52,7 @@ MOST = 16  # gates; states; parameters
 MOST_EQUATIONS = 64  # their gradient takes seconds
 TAKEN = re.compile(r"[zmt]\d+|new_.*")  # names of sums, of parts, of states after the step
 CONDITIONS = (*COMPARISONS, "and", "or", "not")
-DEEPEST = 20  # levels of an equation; deeper parts get one of their own
+DEEPEST = 20  # levels of an equation; deeper parts get another one
 
 
 @frozen
@@ -254,7 +254,7 @@ def _is_function(node: Node) -> bool:
 def computed(equations: Iterable[Equation], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of equations on the numbers of a device (`calcvm.formulas.number`), beside those ``given`` by name; None: not read.
 
-    A product in a sum is rounded once, everywhere: otherwise compilers decide it, for each loop anew.
+    A product in a sum is rounded once, everywhere: otherwise compilers decide it, for each loop alone.
     """
     found, made = dict(given), dict[Node, Any]()
     like = next(x for x in given.values() if x is not None)
@@ -321,7 +321,7 @@ APPLIED: dict[str, Callable[..., Any]] = {f.equation: f for f in FUNCTIONS.value
 
 # ---------------------------------------------------------------- texts
 def equations_of(results: Mapping[str, Node]) -> list[Equation]:
-    """Equations of results; functions, parts that are read again, and deep ones have their own, t1, t2, ..."""
+    """Equations of results; functions, parts that are read again, and deep ones have one each: t1, t2, ..."""
     known: dict[Any, Node] = {}  # equal nodes, once, parts first
     seen: dict[int, tuple[Node, Node]] = {}
 

@@ -386,11 +386,10 @@ class _Reader:
 
     def cell(self, call: Node) -> tuple[OpSpec, dict[str, Any]]:
         """The same for a user's recurrent cell."""
-        from calcvm.equations.cells import of_document
-        from calcvm.ops.cells import operator_of
+        from calcvm.ops.cells import operator_said
 
         said = self.document(call, CELLS, {"apart": 0, "parameters": [], "reverse": False})
-        return operator_of(of_document(said)), {"reverse": said["reverse"]}
+        return operator_said(said), {"reverse": said["reverse"]}
 
     def document(self, call: Node, kinds: Mapping[str, type], default: dict[str, Any]) -> dict[str, Any]:
         """The settings of an operator that is a user's equation or cell."""

@@ -148,13 +148,15 @@ class _OfCell:
 
 @dataclass(repr=False, eq=False)
 class Recurrent(_Recurrent, _OfCell):
-    """A recurrent layer of one's own cell: `calcvm.recurrent`; settings as of `RNN`.
+    """A recurrent layer of a custom cell: `calcvm.recurrent`; settings as of `RNN`.
 
     cell : a function decorated by `calcvm.cell`.
 
     Parameters are named as torch.nn.RNN's: weights (K, G*H) and (H, G*H) for the cell's G gates, and those of each unit, (H,), by
     their names in the cell.  These start at their defaults there, or as weights do.
     """
+
+    function: ClassVar[Callable[..., tuple[Variable, ...]]] = staticmethod(sequences.recurrent)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,4 +182,4 @@ class Recurrent(_Recurrent, _OfCell):
             )
             for name, start in zip(self.cell.parameters, self.cell.starts)
         }
-        return sequences.recurrent(self.cell, x, *self._weights(x, end), *states, **how, **units)
+        return type(self).function(self.cell, x, *self._weights(x, end), *states, **how, **units)

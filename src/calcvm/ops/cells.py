@@ -27,7 +27,7 @@ class CellOp(OpSpec):
     stem = RECURRENT
 
     def __reduce__(self) -> tuple:
-        return _operator_again, (document_of(self.fwd[0]),)
+        return operator_said, (document_of(self.fwd[0]),)
 
 
 def document_of(row: RowSpec) -> dict[str, Any]:
@@ -36,10 +36,10 @@ def document_of(row: RowSpec) -> dict[str, Any]:
     return own.document
 
 
-_OPERATORS: dict[str, CellOp] = {}
+_OPERATORS: dict[str, OpSpec] = {}
 
 
-def operator_of(own: OwnCell) -> CellOp:
+def operator_of(own: OwnCell) -> OpSpec:
     """The operator of a checked cell; from now on its rows are found by their names."""
     if own.stem not in _OPERATORS:
         CELLS.setdefault(own.stem, own)
@@ -65,5 +65,6 @@ def _row_again(name: str, document: Mapping[str, Any]) -> RowSpec:
     return row_named(name)
 
 
-def _operator_again(document: Mapping[str, Any]) -> OpSpec:
+def operator_said(document: Mapping[str, Any]) -> OpSpec:
+    """The operator of a document (CalcError: it has another version of the language, or is invalid)."""
     return operator_of(of_document(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from calcvm.equations.cells import OwnCell, own_cell
@@ -43,8 +44,8 @@ def _weights(r: Row) -> None:
 
 
 for _cell in CELLS:
-    writes(f"{_cell}_fwd")(lambda r, cell=_cell: _forward(r, cell))
-    writes(f"{_cell}_bwd")(lambda r, cell=_cell: _backward(r, cell))
+    writes(f"{_cell}_fwd")(partial(_forward, cell=_cell))
+    writes(f"{_cell}_bwd")(partial(_backward, cell=_cell))
 
 
 # ---------------------------------------------------------------- users' cells
@@ -90,8 +91,7 @@ def _own_row(stem: str) -> Writer | None:
         return None
     if stem.endswith("_bwd_w"):
         return _weights
-    write = _own_forward if stem.endswith("_fwd") else _own_backward
-    return lambda r: write(r, own)
+    return partial(_own_forward if stem.endswith("_fwd") else _own_backward, own=own)
 
 
 FALLBACKS.append(_own_row)
