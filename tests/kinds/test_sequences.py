@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from tests.kinds.sequences import Network  # noqa: E402
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:softmax_cross_entropy takes scores")]
 TRAINED, STREAMED, SAMPLE = 500, 300, 24
 
 
