@@ -217,7 +217,7 @@ MISTAKES: list[tuple[str, type | None, str]] = [
     ("made().train()", N, "fit"),
     ('made().to("cuda")', N, 'cv.Model(..., device="cuda")'),
     ("made().load_state_dict(made().state_dict())", None, ""),
-    ("made().load_state_dict(made().get_weights())", C, "linear_1.weight (4, 3) is no name here, but of get_weights: use set_weights"),
+    ("made().load_state_dict(made().get_weights())", C, "linear_1.weight is a name of get_weights: use set_weights"),
     ("made().parameters()", C, "model.parameters[name]; the optimizer is the model's"),
     ('made().set_weights({"0.weight": np.ones((3, 4))})', C, "no parameter is called '0.weight'; the parameters are linear_1.weight, linear_1.bias"),
     ("made().score(X, Y)", N, "evaluate"),

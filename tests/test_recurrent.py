@@ -249,7 +249,7 @@ def test_step_by_step(net):
     for x, y in zip(X[1][4:], want[1][4:]):
         np.testing.assert_allclose(stream(x), y, rtol=1e-12, atol=1e-14)
     stream.reset()
-    np.testing.assert_allclose(stream(X[4][0]), want[4, 0], rtol=1e-12)
+    np.testing.assert_allclose(stream(X[4][0]), want[4][0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])

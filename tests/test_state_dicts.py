@@ -312,19 +312,19 @@ def without(*names):
 
 C, S = cv.CalcError, cv.ShapeError
 WRONG = [
-    (without("0.bias"), {}, C, ["0.bias (3,) is missing"]),
-    (changed(**{"0.gain": torch.zeros(2, 3)}), {}, C, ["0.gain (2, 3) is no name here"]),
+    (without("0.bias"), {}, C, ["missing: 0.bias (3,); names="]),
+    (changed(**{"0.gain": torch.zeros(2, 3)}), {}, C, ["unchanged: unknown: 0.gain (2, 3); names="]),
     (changed(**{"2.weight": torch.zeros(2, 3)}), {}, S, ["2.weight has shape (2, 3), and (3, 3) is wanted"]),
     (changed(**{"2.bias": torch.zeros(3, 1)}), {"strict": False}, S, ["2.bias has shape (3, 1), and (3,) is wanted"]),
     (
         {**without("0.bias"), "2.bias": np.zeros(4), "x": 1.0}, {}, C,
-        ["0.bias (3,) is missing", "2.bias has shape (4,), and (3,) is wanted", "x () is no name here", "names="],
+        ["2.bias has shape (4,), and (3,) is wanted; missing: 0.bias (3,); unknown: x ()"],
     ),
-    ({}, {}, C, ["0.weight (3, 3) is missing", "2.bias (3,) is missing"]),
-    ({"model": without(), "epoch": 3}, {}, C, ["model () is no name here, but a mapping: give the one that has the arrays"]),
-    ({"linear_1.weight": np.zeros((3, 3))}, {}, C, ["linear_1.weight (3, 3) is no name here, but of get_weights: use set_weights"]),
-    (without(), {"prefix": "net."}, C, ["net.0.weight (3, 3) is missing"]),
-    (without(), {"names": {"linear_1": "fc"}}, C, ["fc.weight (3, 3) is missing", "0.weight (3, 3) is no name here"]),
+    ({}, {}, C, ["missing: 0.weight (3, 3), 0.bias (3,), 2.weight (3, 3), 2.bias (3,)"]),
+    ({"model": without(), "epoch": 3}, {}, C, ["unknown: model (), epoch (); model is a mapping: give the one of arrays"]),
+    ({"linear_1.weight": np.zeros((3, 3))}, {}, C, ["linear_1.weight is a name of get_weights: use set_weights"]),
+    (without(), {"prefix": "net."}, C, ["missing: net.0.weight (3, 3)"]),
+    (without(), {"names": {"linear_1": "fc"}}, C, ["missing: fc.weight (3, 3), fc.bias (3,); unknown: 0.weight (3, 3), 0.bias (3,)"]),
     (without(), {"names": {"0": "fc"}}, C, ["names: the model has no '0', but linear_1, linear_2"]),
     (without(), {"names": {"linear_1": "2"}}, C, ["'linear_1.weight' and 'linear_2.weight' are both called '2.weight'"]),
     (without(), {"names": {"linear_1": 0}}, C, ["names['linear_1']: a text such as 'encoder' is wanted, not 0"]),
@@ -371,7 +371,7 @@ def test_a_network_of_one_layer_is_a_module_or_a_sequential_of_it():
     np.testing.assert_array_equal(model.state_dict(prefix="0.")["0.weight"], module[0].weight.detach().numpy())
     model.load_state_dict(moved(module[0], rng).state_dict())
     np.testing.assert_array_equal(model.state_dict()["weight"], module[0].weight.detach().numpy())
-    with pytest.raises(cv.CalcError, match=r"0.bias \(2,\) is missing"):
+    with pytest.raises(cv.CalcError, match=r"missing: 0.bias \(2,\)"):
         model.load_state_dict({"0.weight": np.zeros((2, 3))})
 
 

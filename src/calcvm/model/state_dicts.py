@@ -93,19 +93,19 @@ def values_of(
     read = {place.ours for name, place in places.items() if name in given}
     missing = [name for name, place in places.items() if place.ours not in read]
     unexpected = [name for name in given if name not in places]
-    error: type[CalcError] = ShapeError if wrong else CalcError
-    if strict and (missing or unexpected):
-        error, own = CalcError, {place.ours for place in places.values()}
-        wrong += [f"{name} {places[name].theirs} is missing" for name in missing]
-        for name in unexpected:
-            hint = ", but of get_weights: use set_weights" * (name in own)
-            hint = ", but a mapping: give the one that has the arrays" if isinstance(given[name], Mapping) else hint
-            wrong.append(f"{name} {(*getattr(given[name], 'shape', ()),)} is no name here{hint}")
-    if wrong:
-        hint = "\nnames={'linear_1': 'encoder.0'} maps names of layers, prefix='encoder.' takes a part" * (
-            error is CalcError
-        )
-        raise error("\n    ".join([f"{LOAD}: the model is unchanged:", *wrong]) + hint)
+    if wrong or (strict and (missing or unexpected)):
+        error: type[CalcError] = ShapeError
+        if strict and (missing or unexpected):
+            error, own = CalcError, {place.ours for place in places.values()}
+            wrong += ["missing: " + ", ".join(f"{name} {places[name].theirs}" for name in missing)] * bool(missing)
+            shapes = (f"{name} {(*getattr(given[name], 'shape', ()),)}" for name in unexpected)
+            wrong += [f"unknown: {', '.join(shapes)}"] * bool(unexpected)
+            wrong += [f"{n} is a name of get_weights: use set_weights" for n in unexpected if n in own][:1]
+            wrong += [f"{n} is a mapping: give the one of arrays" for n in unexpected if isinstance(given[n], Mapping)][
+                :1
+            ]
+            wrong.append("names={'linear_1': 'encoder.0'} maps names of layers, prefix='encoder.' takes a part")
+        raise error(f"{LOAD}: the model is unchanged: {'; '.join(wrong)}")
     return values, missing, unexpected
 
 
