@@ -20,7 +20,7 @@ from dataclasses import replace
 from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
-from calcvm.ops.contraction import BIAS
+from calcvm.ops.contraction import BIAS, LINEAR_FWD
 from calcvm.ops.recurrent import FEW, INNER, PROJECTED
 from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.spec import Epilogue
@@ -89,7 +89,7 @@ def fuse_inputs(emit: Emitter, statements: list[Statement], kept: set[Value]) ->
     """Merge the products of inputs into the recurrent rows that alone read them."""
     readers = Counter(v for s in statements for v in s.read_values)
     rows = _Rows(statements)
-    makers = {_made(s): i for i, s in enumerate(statements) if s.spec.name == "linear_fwd"}
+    makers = {_made(s): i for i, s in enumerate(statements) if s.spec is LINEAR_FWD}
     for i, s in enumerate(statements):
         z = s.operands.get("z")
         if INNER not in s.spec.words or z is None or z not in makers or readers[z] != 1 or z in kept:
