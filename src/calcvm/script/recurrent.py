@@ -17,13 +17,9 @@ def _given(r: Row, *names: str) -> list[Any]:
 
 
 def _forward(r: Row, cell: Any, **sizes: int) -> None:
-    found = r.call(
-        "recurrent",
-        cell,
-        *_given(r, "z", "x", "wi", "bi", "wh", "b", "h0", "c0", "lengths"),
-        r.integer("reverse") == 1,
-        **sizes,
-    )
+    x = r.x("x", r.w.N, r.w.T, r.w.K) if "x" in r else None
+    given = _given(r, "wi", "bi", "wh", "b", "h0", "c0", "lengths")
+    found = r.call("recurrent", cell, *_given(r, "z"), x, *given, r.integer("reverse") == 1, **sizes)
     r.put_all(found, "y", "hn", "cn", "gates", "more", "c")
 
 
