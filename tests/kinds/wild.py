@@ -80,7 +80,7 @@ class _Drawing:
         self.graph = CalcGraph()
         self.made = Wild(seed, self.graph, self.rng.choice((1, 3, 4, 6)))
         self.values: list[Variable] = []
-        names = [*ODD, *NAMES] if odd else [f"v{i}" for i in range(200)]
+        names = [*dict.fromkeys((*ODD, *NAMES))] if odd else [f"v{i}" for i in range(200)]
         self.rng.shuffle(names)
         self.names, self.odd = names, odd
 
