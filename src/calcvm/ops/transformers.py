@@ -235,7 +235,6 @@ operator(
             shapes=((None, 1, 8), (None, 37, 4), (None, 37, 4), (None,)), attrs={"heads": 4, "kv_heads": 2},
             integer={"lengths": 38}, batch=5,
         ),
-        Example(shapes=((None, 1, 4), (None, 5, 4), (None, 5, 4)), attrs={"heads": 2, "causal": True, "window": 2}, batch=2),
         Example(shapes=((None, 32, 64), (None, 32, 64), (None, 32, 64)), attrs={"heads": 4}, batch=8, bench=True),
     ),
     source="Vaswani et al. 2017; online softmax: Milakov and Gimelshein 2018; backward: Dao et al. 2022",
