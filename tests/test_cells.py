@@ -479,6 +479,7 @@ WRONG = [
     (lambda: _of("return z[0]", arguments="z, max"), "'max' has a meaning"),
     (lambda: _of("return z[0]", arguments="z, z0"), "'z0' has a meaning"),
     (lambda: _of("return z[0]*x", arguments="z, h, *, x"), "'x' would be an argument of cv.recurrent"),
+    (lambda: _of("return sum((cv.tanh(k * z[0]) for k in range(40)), h)"), "functions and values that are used again: 32"),
     (lambda: _of("return z[0]", gates=0), "gates must be an integer from 1 to 16, not 0"),
     (lambda: _of("return z[0]", apart=2), "apart must be an integer from 0 to 1"),
     (lambda: cv.cell(_of), "gates must be an integer"),

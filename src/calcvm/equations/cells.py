@@ -49,7 +49,7 @@ from calcvm.frozen import frozen
 from calcvm.lazy import cached_property
 
 MOST = 16  # gates; states; parameters
-MOST_EQUATIONS = 64  # their gradient takes seconds
+MOST_EQUATIONS = 32  # the gradient of 20 that follow each other takes 3 s
 TAKEN = re.compile(r"[zmt]\d+|new_.*")  # names of sums, of parts, of states after the step
 CONDITIONS = (*COMPARISONS, "and", "or", "not")
 DEEPEST = 20  # levels of an equation; deeper parts get another one
