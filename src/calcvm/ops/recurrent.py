@@ -37,7 +37,7 @@ from calcvm.ops.spec import (
 Room = tuple[Any, Any]
 REVERSE = choice("reverse", 2)
 SIZES = dims("N T H")
-INNER = Word(name="K", kind="int", default=0)  # features of x
+INNER = Word(name="K", kind="int")  # features of x
 PROJECTED = {
     "x": "x",
     "wi": "wt",
@@ -163,7 +163,7 @@ def _shape(cell: Cell) -> Any:
 
 def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     n, t, _ = shapes["z"]
-    return {"N": n, "T": t, "H": shapes["wh"][0], "reverse": int(attrs["reverse"])}
+    return {"N": n, "T": t, "H": shapes["wh"][0], "K": 0, "reverse": int(attrs["reverse"])}
 
 
 def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch: int = 5, **more: Any) -> Example:
