@@ -55,9 +55,7 @@ def model_of(net: Any, shape: tuple[int, ...], batch: int, **options: Any) -> An
 def given(model: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets, which are in their placeholders too."""
     rng = np.random.default_rng(0)
-    x, t = (
-        rng.standard_normal((samples, *model[name].shape[1:])).astype("f4") for name in ("input", "target")
-    )  # fmt: skip
+    x, t = (rng.standard_normal(model.loaded.shape(name, samples), np.float32) for name in ("input", "target"))
     model["input"], model["target"] = x, t
     return x, t
 
@@ -147,7 +145,7 @@ def teams(result: Result, quick: bool) -> None:
     lengths = np.linspace(1, STEPS, 32).astype(np.int64)
     ragged["lengths"] = lengths
     runs = {"one": model, "two": two, "ragged": ragged}
-    label, share = f"LSTM {INPUTS}-{UNITS}, {STEPS} steps, batch 32", lengths.sum() / (32 * STEPS)
+    label, share = f"LSTM {INPUTS}-{UNITS}, {STEPS} steps, batch 32", float(lengths.sum()) / (32 * STEPS)
     rows = []
     for what in ("inference", "training"):
         if what == "training":

@@ -281,11 +281,15 @@ class BaseModel:
         if made.as_seen and not np.isfinite(view).all():  # a custom function
             raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
 
-    def _initial_state(self, name: str, seed: int) -> np.ndarray:
+    def _initial_state(self, name: str, seed: int) -> np.ndarray | float:
         """What each sample of a carry starts from: its elements, or one number for all."""
-        carries, symbol, uniform = self.program.info["carries"], self.loaded.symbol(name), name in self.loaded.uniform
-        rng = None if uniform else np.random.default_rng([seed, [*carries].index(name), 2])
-        one = np.empty(() if uniform else shape_of(symbol)[1:], symbol.dtype)
+        if (start := self.loaded.starts.get(name)) is not None:
+            return start
+        carries, symbol = self.program.info["carries"], self.loaded.symbol(name)
+        one, rng = (
+            np.empty(shape_of(symbol)[1:], symbol.dtype),
+            np.random.default_rng([seed, [*carries].index(name), 2]),
+        )
         self._set_view(one, "", name, carries[name]["init"], rng)
         return one
 
@@ -570,13 +574,13 @@ class BaseModel:
         """Set carries, by name, of the samples at some places."""
         with self.record.change, self.record.turn.mine:
             slot, self.record.changed = self.slot, True
-            for name, value in values.items():
-                symbol = self.loaded.symbol(name)
-                cells = slot.cells(symbol)
-                with np.errstate(over="ignore"):  # as `Slot.write`
+            with np.errstate(over="ignore"):  # as `Slot.write`
+                for name, value in values.items():
+                    symbol = self.loaded.symbol(name)
+                    cells = slot.cells(symbol)
                     cells[places] = value
-                if not slot.writable:
-                    slot.write(symbol, cells)
+                    if not slot.writable:
+                        slot.write(symbol, cells)
 
     def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self.record.turn.mine:

@@ -312,9 +312,9 @@ class Loaded(Uncopied):
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
     @cached_property
-    def uniform(self) -> frozenset[str]:
-        """Variables whose elements all start from one number."""
-        return frozenset(name for name, made in self.initializers.items() if isinstance(made, Constant))
+    def starts(self) -> dict[str, float]:
+        """The number from which all elements of a variable start."""
+        return {name: float(made.value) for name, made in self.initializers.items() if isinstance(made, Constant)}
 
     def rows_at(self, path: str, batch: int, place: int) -> tuple[np.ndarray, int]:
         """As `rows`, for samples whose states (`calcvm.carry`) are those of ``place`` and the next ones; made for each call.
