@@ -200,3 +200,64 @@ def test_classes_and_probabilities_of_each_sequence():
     assert {y.dtype for y in model.predict_classes(words)} == {np.dtype(np.int64)}
     with pytest.raises(cv.ShapeError, match="sequence 1 has 10 steps, and 9 are the most"):
         model.predict([words[0], np.zeros(10, int)])
+
+
+# ---------------------------------------------------------------- data that do not fit
+def test_targets_have_the_steps_of_their_sequences():
+    model, (X, Y) = ragged(), sequences(8)
+    i = next(i for i, x in enumerate(X) if len(x) > 1)
+    wrong = [*Y[:i], Y[i][:-1], *Y[i + 1 :]]
+    for call in (model.fit, model.evaluate):
+        with pytest.raises(
+            cv.ShapeError, match=rf"y: sequence {i} has {len(X[i]) - 1} steps, and that of X has {len(X[i])}"
+        ):
+            call(X, wrong)
+
+
+@pytest.mark.parametrize("where", ["X", "y"])
+def test_what_is_past_the_ends_is_no_matter(where):
+    """Also where it is NaN."""
+    X, Y = sequences(12)
+    (padded, lengths), (targets, _) = cv.pad_sequences(X, T), cv.pad_sequences(Y, T)
+    past = np.arange(T) >= lengths[:, None]
+    trained = []
+    for filled in (0.0, np.nan, np.inf):
+        (padded if where == "X" else targets)[past] = filled
+        model = ragged(nn.LSTM(4) >> nn.Linear(2))
+        model.fit((padded, lengths), targets, epochs=2, progress=False)
+        trained.append(model.get_weights())
+    for other in trained[1:]:
+        for name, array in other.items():
+            np.testing.assert_array_equal(array, trained[0][name])
+
+
+def test_the_classifier_of_the_zoo_averages_the_steps_that_are_there():
+    """Room for more steps changes nothing."""
+    results, weights = [], None
+    for room in (6, 15):
+        net = cv.zoo.transformer_classifier(3, width=8, layers=1, heads=2, steps=15, vocabulary=11)
+        model = cv.Model(net, input_shape=(room,), optimizer="adam", dtype="float64", lengths=True, seed=1)
+        weights = weights or model.get_weights()
+        model.set_weights(weights)
+        results.append(model.predict([[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]))
+    np.testing.assert_allclose(*results, rtol=1e-12)
+
+
+def test_arrays_of_arrays_are_lists():
+    X, _ = sequences(5)
+    objects = np.empty(5, object)
+    objects[:] = X
+    model = ragged()
+    for found, wanted in zip(model.predict(objects), model.predict(X)):
+        np.testing.assert_array_equal(found[: len(wanted)], wanted)
+    with pytest.raises(cv.CalcError, match="np.stack"):
+        cv.Model(nn.Linear(2), input_shape=(T, K), optimizer="adam").predict(objects)
+
+
+def test_adapt_counts_no_padding():
+    X, _ = sequences(8)
+    model = ragged(nn.Standardize(axis=-1) >> nn.LSTM(3))
+    with pytest.raises(cv.CalcError, match="past their ends"):
+        model.adapt(X)
+    model.adapt([np.full((T, K), 5.0), np.full((T, K), 7.0)])
+    assert (model.get_weights()["standardize_1.mean"].ravel() == 6).all()

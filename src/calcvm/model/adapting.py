@@ -9,6 +9,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.model.data import by_name, comes_in_batches
+from calcvm.model.roles import LENGTHS
 
 if TYPE_CHECKING:
     from calcvm.model.roles import Roles
@@ -148,6 +149,12 @@ def _checked(model: BaseModel, roles: Roles, data: dict[str, np.ndarray]) -> dic
     sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
     if len({n for name, n in sizes.items() if name not in roles.whole}) > 1:
         raise ShapeError(f"adapt: the arrays differ in their number of samples ({sizes})")
+    lengths, steps = data.get(LENGTHS), min(roles.steps.values(), default=0)
+    if lengths is not None and (lengths < steps).any():
+        raise CalcError(
+            f"adapt: there are sequences of fewer than {steps} steps, and what is past their ends would count: give the layer its "
+            "numbers, nn.Standardize(mean, std), such as np.concatenate(X).mean(0)"
+        )
     return data
 
 

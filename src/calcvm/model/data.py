@@ -77,6 +77,8 @@ def _sequences(what: str, names: Sequence[str], given: Any, steps: Mapping[str, 
     if first is None:
         return given
     lengths = np.full(len(given), steps[first]) if hasattr(given, "__len__") else None
+    if isinstance(given, np.ndarray) and given.dtype == object:
+        given = [*given]
     if isinstance(given, list) and any(np.ndim(item) for item in given):
         given, lengths = _padded(what, given, steps[first])
     return {first: given, LENGTHS: lengths} if LENGTHS in names else given
@@ -121,6 +123,25 @@ def _padded(what: str, sequences: Any, steps: int) -> tuple[np.ndarray, np.ndarr
     return out, np.array([len(a) for a in arrays], np.int64)
 
 
+def check_steps(lengths: np.ndarray, y: Any, roles: Roles) -> None:
+    """ShapeError, if a target that is a list of sequences has not the steps of the inputs."""
+    if len(roles.labels) == 1 and roles.labels[0] in roles.steps and isinstance(y, list):
+        for i, (n, of_y) in enumerate(zip(lengths, y)):
+            if np.ndim(of_y) and len(of_y) != n:
+                raise ShapeError(f"y: sequence {i} has {len(of_y)} steps, and that of X has {n}")
+
+
+def _without_strange_padding(data: Arrays, lengths: np.ndarray, roles: Roles) -> Arrays:
+    """The same data, with zeros past the ends of sequences where there is NaN or inf: gradients would multiply it by 0."""
+    out = dict(data)
+    for name in roles.steps.keys() & data.keys():
+        if data[name].dtype.kind == "f":
+            past = np.arange(data[name].shape[1]) >= np.asarray(lengths)[:, None]
+            if not np.isfinite(data[name][past]).all():
+                out[name] = np.where(past.reshape(*past.shape, *[1] * (data[name].ndim - 2)), 0, data[name])
+    return out
+
+
 def count_of(data: Arrays, roles: Roles) -> int:
     """Number of samples in data sets; 1 if none has samples."""
     return next((len(array) for name, array in data.items() if name not in roles.whole), 1)
@@ -134,6 +155,9 @@ def training_data(
         raise CalcError("X: arrays for X and y come one by one: fit(X, y), and not fit((X, y))")
     inputs, targets = by_name("X", roles.inputs, X, roles), by_name("y", roles.labels, y, roles)
     n = count_of({**inputs, **targets}, roles)
+    if LENGTHS in inputs and len(inputs[LENGTHS]) == n:
+        check_steps(inputs[LENGTHS], y, roles)
+        inputs, targets = (_without_strange_padding(data, inputs[LENGTHS], roles) for data in (inputs, targets))
     for name, array in (*inputs.items(), *targets.items()):
         if name not in roles.whole and len(array) != n:
             single = len(roles.inputs) == len(roles.labels) == 1

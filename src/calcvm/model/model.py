@@ -23,6 +23,7 @@ from calcvm.model.data import (
     Batches,
     arrays_of,
     by_name,
+    check_steps,
     comes_in_batches,
     count_of,
     held_out,
@@ -571,7 +572,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             ``learning_batch`` these); the epoch ends when the paths with the most turns have seen all samples.  The figures are
             ``critic.loss``, ``generator.loss``: means over the samples that the path saw (for a loss that is no mean, over its steps).
         bucket_by_length : bool
-            Make batches of sequences of like lengths (a model with ``lengths=True``), which take less time.  Batches, and which
+            Make batches of sequences of like lengths (a model with ``lengths=True``).  Batches, and which
             sequences meet in one, are shuffled; without ``shuffle`` they come from short to long.
 
         Returns
@@ -679,6 +680,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         self._check_adapted(PREDICT)
         inputs, labels = self.roles.inputs, self.roles.labels
         data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
+        if LENGTHS in data:
+            check_steps(data[LENGTHS], y, self.roles)
         judge, n = self.judge(data, check_finite), count_of(data, self.roles)
         with self.before_turn(PREDICT), self.record.turn.mine:
             start = time.perf_counter()

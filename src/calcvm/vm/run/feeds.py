@@ -109,6 +109,8 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
 
 def _remedy(value: Any) -> str:
     """The remedy for an object among numbers."""
+    if np.ndim(value):
+        return "join the arrays, such as by np.stack"
     if value is None or type(value).__name__ in ("NAType", "NaTType") or not value == value:
         return "give it a value, or leave its sample out"
     try:
