@@ -305,7 +305,8 @@ def _run_forward(cell: Cell) -> Any:
         fill(widest * H, zeros, like(ws, 0))
         kx = K if given(me, x) and given(me, wi) else 0
         zb, zs = z if given(me, z) else bi if given(me, bi) else zeros, sums if given(me, z) else 0
-        start, alone, ahead = zb, kx > 0 and m == 1 and T > 1, at(zeros, widest * H)
+        start, ahead = zb, at(zeros, widest * H)
+        alone = kx > 0 and m == 1 and T > 1 and sums > 1  # a product with one column has another order
         order_samples(me, m, lo, T, lengths, has, who, at(counts, me.worker * (T + 2)))
         bias, to, of = b if given(me, b) else zeros, c if kept else cn, now if kept else who
         s, left = 0, running_at(me, 0, m, T, lengths, has, who)
