@@ -60,7 +60,7 @@ CARRIES = {  # what loses a state, by the words that choose tests of test_carry.
     ),
     "scripts": ("script/sections.py", 'name, shape = f"{name}[:B]"', 'name, shape = f"{name}[:B].copy()"'),
     "simulated": (
-        "vm/memory/base_model.py", "                if not slot.writable:\n                    slot.write(symbol, cells)\n", "",
+        "vm/memory/base_model.py", "                    if not slot.writable:\n                        slot.write(symbol, cells)\n", "",
     ),
     "streams": ("vm/program/program_data.py", "] += place * symbol.elems", "] += 0 * symbol.elems"),
     "compiled_calls": ("lowering/sections.py", "path.carries.items() if wanted else ():\n", "() if wanted else ():\n"),
