@@ -136,7 +136,7 @@ def test_the_loop_is_the_single_calls(name, dtype, monkeypatch):
 
 
 def test_a_prompt_alone_or_among_others():
-    """A text follows from its prompt and its seed: (seed, place among the prompts), or a seed of its own."""
+    """The prompt and the seed alone decide a text.  One seed serves all prompts, with their places; or each has its own."""
     model = language_model(NETWORKS["gpt"]())
     together = model.generate(PROMPTS, 7, **DRAWING)
     assert together.shape == (4, 7) and together.dtype == np.int64

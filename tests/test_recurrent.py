@@ -255,7 +255,7 @@ def test_step_by_step(net):
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_products_of_the_inputs_inside_the_row(cell, dtype):
-    """They have the bits of a row of their own, for any team and lengths; large weights keep that row."""
+    """They have the same bits as in a separate row, for any team and lengths.  Large weights stay in a separate row."""
     layer, gates = getattr(cv, cell), {"rnn": 1, "gru": 3, "lstm": 4}[cell]
     rng = np.random.default_rng(0)
     data = {"x": rng.standard_normal((7, 20, 5)), "lengths": np.array([20, 1, 0, 17, 16, 20, 3])}

@@ -882,6 +882,14 @@ def share_of(counts: Variable) -> Variable:
     return where(some, share, 1.0)
 
 
+def steps_there(x: Variable, terms: Variable) -> Variable:
+    """Whether the steps of terms (N, T, ...) are within the lengths of the sequences x."""
+    assert x.lengths is not None
+    steps = x.shape[1].b
+    there = apply("greater", reshape(x.lengths, (None, 1)), np.arange(steps)[None])
+    return reshape(there, (None, steps, *[1] * (terms.rank - 2)))
+
+
 def class_axis(scores: Variable, axis: int | None = None) -> int:
     """The axis of the classes, 1 or -1; the default is 1 for images, as convolutions return them, else -1.
 

@@ -1,9 +1,13 @@
 """Recurrent cells: all steps of a worker's samples inside one row (see `calcvm.ops.recurrent`).
 
 A tile of samples and units has the sums of all gates of its units in registers, and the cell is computed there: 6 samples x 16
-units x 4 gates of an LSTM are 24 accumulators.  One sample alone with many units has more of them in a tile, so that whole lines
-of the weights are read in order: an LSTM of 256 units takes 544 us for 50 steps, not 944; one of 64 would take 39, not 35.  Samples are ordered by their lengths, the longest first: those that still run are the first ones, and each is at its
-own step.  An element is one chain of products in the order of k, whatever the tile, so bits depend on neither team nor lengths.
+units x 4 gates of an LSTM are 24 accumulators.  Samples are ordered by their lengths, the longest first: those that still run are
+the first ones, and each is at its own step.
+
+A tile of one sample alone is wider if the cell has many units: then whole lines of the weights are read in order.  50 steps of an
+LSTM of 256 units take 544 us with wide tiles and 944 with narrow ones; those of 64 units take 39 with wide ones and 35 with narrow ones.
+
+An element is one chain of products in the order of k, whatever the tile, so bits depend on neither team nor lengths.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _forward(cell: Cell) -> Any:
 
     @device
     def run(me, N, T, H, reverse, wn, z, wh, p, b, h0, c0, lengths, y, hn, cn, gates, more, c, ws):
-        n, stop = share(me, N if given(me, z) else 0)
+        n, stop = share(me, N if given(me, z) else 0)  # lowering gives a GPU z, never x in its place
         sum_of, kept, width = at(ws, me.worker * wn), cell_has_c and given(me, c), others * H
         while n < stop:
             length = length_of(me, T, lengths, n)

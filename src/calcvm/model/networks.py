@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-
 from calcvm import checks, hints, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError, warn
@@ -74,19 +72,11 @@ def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> 
     return _mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None), x)
 
 
-def _there(x: Variable, terms: Variable) -> Variable:
-    """Whether the steps of terms (N, T, ...) are within the lengths of the sequences x."""
-    assert x.lengths is not None
-    steps = x.shape[1].b
-    there = apply("greater", F.reshape(x.lengths, (None, 1)), np.arange(steps)[None])
-    return F.reshape(there, (None, steps, *[1] * (terms.rank - 2)))
-
-
 def _mean(terms: Variable, x: Variable) -> Variable:
     """The mean of the terms of an output x; of a sequence over the steps that are there, and 0 if there are none."""
     if x.lengths is None:
         return F.mean(terms)
-    there = _there(x, terms)
+    there = F.steps_there(x, terms)
     return F.mean(apply("where", there, terms, 0.0)) / F.share_of(there)
 
 
@@ -240,7 +230,7 @@ def build_graph(
         """The target, where labels of steps past the lengths are ignored."""
         if y.lengths is None or ignore_index is None or target.rank == y.rank:
             return target
-        return F.where(_there(y, target), target, ignore_index)
+        return F.where(F.steps_there(y, target), target, ignore_index)
 
     if input_dtype is None:
         input_dtype = next((layer.takes for layer in (*before, *network)), None)

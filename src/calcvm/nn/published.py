@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from calcvm import functions as F
 from calcvm import gathers, sequences
 from calcvm.errors import CalcError, ShapeError
@@ -104,6 +102,5 @@ def mean_of_steps(x: Variable) -> Variable:
     """The mean over the steps that are there; 0 if there are none."""
     if x.lengths is None:
         return x.mean(1)
-    there = F.reshape(x.lengths, (None, 1, 1)) > np.arange(x.shape[1].b)[None, :, None]
     steps = F.cast(F.reshape(x.lengths, (None, 1)), None)
-    return F.sum(F.where(there, x, 0.0), axis=1) / F.maximum(steps, 1.0)
+    return F.sum(F.where(F.steps_there(x, x), x, 0.0), axis=1) / F.maximum(steps, 1.0)

@@ -1,9 +1,9 @@
 """Recurrent operators: the steps of a sequence inside one row, for each cell of `calcvm.formulas.cells`.
 
 The products of the inputs with their weights precede them, as one linear row over all steps; z is its result.  On a CPU the
-forward has them too, if these weights are `FEW`: then z is nowhere, and padding costs nothing.  Samples are shared, and no barrier
-is inside.  ``lengths`` are data: steps at and
-past a sample's length are not computed; their results and gradients are 0.
+forward computes these products itself if the weights have at most `FEW` elements: then z is not stored, and padding costs nothing.
+Samples are shared, and no barrier is inside.  ``lengths`` are data: steps at and past a sample's length are not computed; their
+results and gradients are 0.
 """
 
 from __future__ import annotations
