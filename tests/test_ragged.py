@@ -231,6 +231,36 @@ def test_what_is_past_the_ends_is_no_matter(where):
             np.testing.assert_array_equal(array, trained[0][name])
 
 
+def test_a_mean_over_steps_is_of_those_that_are_there():
+    X, _ = sequences(9)
+    model = ragged(nn.MeanOverSteps() >> nn.Linear(K), stream=True)
+    model.set_weights({"linear_1.weight": np.eye(K), "linear_1.bias": np.zeros(K)})
+    wanted = [x.mean(0) if len(x) else np.zeros(K) for x in X]
+    np.testing.assert_allclose(model.predict(X), wanted, rtol=1e-12, atol=1e-15)
+    whole = max(X, key=len)
+    stream = model.stream()
+    so_far = [stream(x) for x in whole]
+    np.testing.assert_allclose(so_far, np.cumsum(whole, axis=0) / np.arange(1, len(whole) + 1)[:, None], rtol=1e-12)
+
+
+def test_what_knows_no_lengths_is_refused():
+    X, Y = sequences(8)
+    for norm in (nn.BatchNorm(), nn.GroupNorm(3), nn.InstanceNorm()):
+        with pytest.raises(cv.ShapeError, match=r"with lengths, which have no channels: take nn.LayerNorm\(\)"):
+            ragged(nn.LSTM(6) >> norm >> nn.Linear(2))
+    with pytest.raises(cv.CalcError, match="no layer reads the lengths, and the output has no steps"):
+        ragged(nn.Flatten() >> nn.Linear(2))
+    ragged(nn.LSTM(6) >> nn.Flatten() >> nn.Linear(2))
+    with pytest.raises(cv.ShapeError, match=r"sequences of different lengths are cv.pad_sequences\(sequences, steps\)"):
+        ragged().step(X, [len(x) for x in X], Y)
+
+
+def test_a_wrong_label_is_one_of_the_target():
+    model = ragged(loss="softmax_cross_entropy")
+    with pytest.raises(cv.Trap, match=r"a label of 'target.there.counted' is not an integer in \[0, 2\)"):
+        model.fit([np.ones((4, K))] * 4, [np.array([0, 1, 2, 1])] * 4, progress=False)
+
+
 def test_the_classifier_of_the_zoo_averages_the_steps_that_are_there():
     """Room for more steps changes nothing."""
     results, weights = [], None

@@ -224,6 +224,14 @@ def test_layers_that_do_not_read_the_lengths():
     assert history["loss"][-1] < history["loss"][0]
 
 
+def test_dropout_of_one_layer_is_told_once():
+    with pytest.warns(
+        cv.CalcWarning, match=r"LSTM: dropout is between layers, and there is one: .* nn.Dropout\(0.5\) behind it"
+    ) as told:
+        ragged(nn.LSTM(8, dropout=0.5) >> nn.Linear(3))
+    assert len(told) == 1
+
+
 def test_one_label_of_a_sequence():
     X, _ = sequences()
     net = nn.LSTM(8, num_layers=2, bidirectional=True, dropout=0.1, return_sequences=False) >> nn.Linear(2)

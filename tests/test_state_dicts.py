@@ -56,6 +56,10 @@ SEQUENCES = {
         lambda c: nn.TransformerEncoderLayer(2, activation="gelu", norm_first=True, **ENCODER),
         lambda c: T.TransformerEncoderLayer(c, 2, activation="gelu", norm_first=True, batch_first=True, **ENCODER),
     ),
+    "encoder without bias": (
+        lambda c: nn.TransformerEncoderLayer(2, bias=False, **ENCODER),
+        lambda c: T.TransformerEncoderLayer(c, 2, bias=False, batch_first=True, **ENCODER),
+    ),
     "layer norm": (lambda c: nn.LayerNorm(), lambda c: T.LayerNorm(c)),
     "rms norm": (lambda c: nn.RMSNorm(), lambda c: T.RMSNorm(c, eps=1e-5)),
     "slope": (lambda c: nn.PReLU(), lambda c: T.PReLU()),

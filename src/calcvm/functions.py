@@ -869,6 +869,7 @@ def counting(
         as_type(f"{what}: ignore_index of labels {target}", np.array(ignored), target.type)
     counts, n = not_equal(target, ignored), scores.shape[-1].b
     label = where(counts, target, range(n)[instead])
+    label.rename(label.graph.unique(f"{target.name}.counted")).unnamed = True  # named for messages
     if target.rank < scores.rank:
         counts = reshape(counts, (*counts.descriptor.generic, 1))
     return apply("where", counts, scores, np.array([0.0] + [-np.inf] * (n - 1))), label, counts

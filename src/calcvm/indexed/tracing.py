@@ -100,6 +100,13 @@ class Traced(Base):
         given = [self, _traced("//", other)]
         return _of(Call("//", tuple(t.node for t in given)), given)
 
+    def __matmul__(self, other: Any) -> Traced:
+        raise CalcError(
+            "@ applies to variables, not to elements: cv.sum(a[n, k] * b[k, m], over=k) is a product in an equation"
+        )
+
+    __rmatmul__ = __matmul__
+
     def __pow__(self, exponent: Any) -> Traced:
         given = [self, _traced("**", exponent)]
         return _of(Call("^", tuple(t.node for t in given)), given)

@@ -226,11 +226,11 @@ def build_graph(
                 )
             figure.rename(prefix + name)
 
-    def labelled(y: Variable, target: Variable) -> Variable:
+    def labelled(y: Variable, target: Variable, name: str) -> Variable:
         """The target, where labels of steps past the lengths are ignored."""
         if y.lengths is None or ignore_index is None or target.rank == y.rank:
             return target
-        return F.where(F.steps_there(y, target), target, ignore_index)
+        return F.where(F.steps_there(y, target), target, ignore_index).rename(name)
 
     if input_dtype is None:
         input_dtype = next((layer.takes for layer in (*before, *network)), None)
@@ -273,15 +273,20 @@ def build_graph(
         if lengths and y.lengths is not None and loss == SOFTMAX and ignore_index is None and target.rank < y.rank:
             ignore_index = IGNORED
             judges = _metrics(loss, metrics, ignore_index)
-        wanted = labelled(y, target)
+        wanted = labelled(y, target, "target.there")
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
         descended = loss_of("loss", y, wanted, weight)
         if train_metrics:
             judge(y, wanted, TRAINED)
         learn.minimize(descended, optimizer, output=y, rates=rates)
+    if lengths and all(g.variables[LENGTHS] not in op.inputs.values() for op in learn.operations):
+        raise CalcError(
+            "lengths=True: no layer reads the lengths, and the output has no steps that the loss counts: leave lengths out, and give "
+            "padded sequences, cv.pad_sequences(X, steps)[0]"
+        )
     with g.path(PREDICT, adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
-        target = labelled(output, target)
+        target = labelled(output, target, "predict.target.there")
         loss_of("predict.loss", output, target)
         judge(output, target, "")
     if stream:

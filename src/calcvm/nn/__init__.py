@@ -56,7 +56,7 @@ from calcvm.nn.layers import (
     Tanh,
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
-from calcvm.nn.recurrent import GRU, LSTM, RNN, Recurrent
+from calcvm.nn.recurrent import GRU, LSTM, RNN, MeanOverSteps, Recurrent
 from calcvm.nn.standardize import Standardize
 from calcvm.nn.transformers import (
     MultiHeadAttention,
@@ -70,7 +70,7 @@ __all__ = [
     "CausalConv1d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
     "Dropout", "Dropout2d", "ELU", "Embedding", "Flatten", "Function", "GELU", "GRU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "LSTM", "Layer", "LayerNorm", "LeakyReLU", "Linear",
-    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "MultiHeadAttention", "Normalize", "PReLU", "Pad",
+    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MeanOverSteps", "Mish", "MultiHeadAttention", "Normalize", "PReLU", "Pad",
     "PositionalEmbedding",
     "RMSNorm", "RNN", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6", "Recurrent",
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",

@@ -168,6 +168,12 @@ class Layer(Answering):
         checks.one_of(f"build of {self!r}", x, Variable, "a variable of a graph")
         getattr(self, "__post_init__", lambda: None)()
 
+    def _warn_once(self, message: str) -> None:
+        """Warn when the layer is made, and not again in each build."""
+        if vars(self).get("_warned") != message:
+            self._warned = message
+            warn(message)
+
     @property
     def kind(self) -> str:
         return type(self).__name__.lower()

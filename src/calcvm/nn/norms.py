@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from calcvm import checks, images
 from calcvm import functions as F
-from calcvm.errors import ShapeError, warn
+from calcvm.errors import ShapeError
 from calcvm.graph import Variable
 from calcvm.nn.layers import Layer
 
@@ -33,6 +33,11 @@ class _Norm(Layer):
         self._given(x)
         if x.rank < 2 or not x.shape[1].constant:
             raise ShapeError(f"{scope}: the input {x} is not (N, channels, ...)")
+        if x.lengths is not None:
+            raise ShapeError(
+                f"{scope}: the input {x} is sequences (N, steps, features) with lengths, which have no channels: take nn.LayerNorm(), "
+                "which normalizes each step"
+            )
         return x.shape[1].b
 
     def _scale(self, x: Variable, shape: tuple[int, ...]) -> Variable | None:
@@ -54,9 +59,8 @@ class BatchNorm(_Norm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.momentum > 0.5 and vars(self).get("_told") != self.momentum:  # once, and not again in each build
-            self._told = self.momentum
-            warn(
+        if self.momentum > 0.5:
+            self._warn_once(
                 f"BatchNorm: momentum is the new value's share: for Keras's {self.momentum:g} write {1 - self.momentum:g}"
             )
 
@@ -85,9 +89,7 @@ class GroupNorm(_Norm):
 
 
 @dataclass(repr=False, eq=False, kw_only=True)
-class LayerNorm(_Norm):
-    """Each sample's last ``normalized_axes`` axes normalized: `calcvm.layer_norm`."""
-
+class _OfLast(_Norm):
     normalized_axes: int = 1
 
     def _last(self, x: Variable, scope: str) -> tuple[int, ...]:
@@ -99,12 +101,21 @@ class LayerNorm(_Norm):
             )
         return tuple(n.b for n in last)
 
+
+@dataclass(repr=False, eq=False, kw_only=True)
+class LayerNorm(_OfLast):
+    """Each sample's last ``normalized_axes`` axes normalized: `calcvm.layer_norm`.  ``bias`` : whether there is a shift."""
+
+    bias: bool = True
+
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        return F.layer_norm(x, *self._affine(x, self._last(x, scope)), self.normalized_axes, self.eps)
+        shape = self._last(x, scope)
+        scale, shift = self._affine(x, shape) if self.bias else (self._scale(x, shape), None)
+        return F.layer_norm(x, scale, shift, self.normalized_axes, self.eps)
 
 
 @dataclass(repr=False, eq=False)
-class RMSNorm(LayerNorm):
+class RMSNorm(_OfLast):
     """Each sample's last ``normalized_axes`` axes divided by their root mean square: `calcvm.rms_norm`."""
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:

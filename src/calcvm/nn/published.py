@@ -96,11 +96,3 @@ class AnsweringLSTM(Layer):
             x, *last = sequences.lstm(x, *weights, *states[layer])
             after.append(last)
         return x, after
-
-
-def mean_of_steps(x: Variable) -> Variable:
-    """The mean over the steps that are there; 0 if there are none."""
-    if x.lengths is None:
-        return x.mean(1)
-    steps = F.cast(F.reshape(x.lengths, (None, 1)), None)
-    return F.sum(F.where(F.steps_there(x, x), x, 0.0), axis=1) / F.maximum(steps, 1.0)

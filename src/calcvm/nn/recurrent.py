@@ -1,4 +1,4 @@
-"""Recurrent layers of sequences (N, T, features), with PyTorch's names and order of gates."""
+"""Layers of sequences (N, T, features): recurrent ones, with PyTorch's names and order of gates, and the mean over steps."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ class _Recurrent(Layer):
             setattr(self, flag, checks.flag(f"{name}: {flag}", getattr(self, flag)))
         self.dropout = checks.number(f"{name}: dropout", self.dropout, 0, 1, ends="[)")
         self.random = bool(self.dropout) and self.num_layers > 1
+        if self.dropout and self.num_layers == 1:
+            self._warn_once(
+                f"{name}: dropout is between layers, and there is one: set num_layers, or add nn.Dropout({self.dropout:g}) behind it"
+            )
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
@@ -183,3 +187,17 @@ class Recurrent(_Recurrent, _OfCell):
             for name, start in zip(self.cell.parameters, self.cell.starts)
         }
         return type(self).function(self.cell, x, *self._weights(x, end), *states, **how, **units)
+
+
+class MeanOverSteps(Layer):
+    """The mean over the steps that are there, (N, features), 0 if there are none; step by step over those so far."""
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        if one_step(x, scope):
+            total, seen = self.carry(x, "total", (x.shape[1].b,)), self.carry(x, "seen", (1,))
+            return F.carry(total, total + x) / F.carry(seen, seen + 1.0)
+        if x.lengths is None:
+            return F.mean(x, axis=1)
+        steps = F.cast(F.reshape(x.lengths, (None, 1)), None)
+        return F.sum(F.where(F.steps_there(x, x), x, 0.0), axis=1) / F.maximum(steps, 1.0)

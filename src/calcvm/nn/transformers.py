@@ -214,7 +214,9 @@ class _Transformer(Layer):
         """x plus a branch, normalized before or after."""
 
         def normed(x: Variable) -> Variable:
-            return _part(self, norm, LayerNorm(eps=self.layer_norm_eps)).build(x, f"{scope}.{norm}", training)
+            return _part(self, norm, LayerNorm(eps=self.layer_norm_eps, bias=self.bias)).build(
+                x, f"{scope}.{norm}", training
+            )
 
         if self.norm_first:
             return x + self._dropped(branch(normed(x)), training)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from calcvm import checks, nn
 from calcvm.init import Normal
 from calcvm.nn import Sequential
-from calcvm.nn.published import AnsweringLSTM, BertEmbedding, mean_of_steps
+from calcvm.nn.published import AnsweringLSTM, BertEmbedding
 from calcvm.zoo._scale import LARGEST
 
 
@@ -79,7 +79,7 @@ def transformer_classifier(
     net = nn.Embedding(vocabulary, width) >> nn.PositionalEmbedding(steps)
     for _ in range(layers):
         net = net >> _encoder(heads, 2 * width, 0.0)
-    return net >> nn.LayerNorm() >> nn.Function(mean_of_steps) >> nn.Linear(classes)
+    return net >> nn.LayerNorm() >> nn.MeanOverSteps() >> nn.Linear(classes)
 
 
 def tcn(classes: int = 1, width: int = 32, layers: int = 4, kernel: int = 3) -> Sequential:

@@ -12,6 +12,7 @@ from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm.run import job as J
 
+PADDED = "; as an array, sequences of different lengths are cv.pad_sequences(sequences, steps)"
 FINITE_BLOCK = 1 << 20
 JOIN = (
     "; evaluate, predict and validation take arrays, only fit takes batches, fit(batches): join them, "
@@ -43,9 +44,9 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     except (RuntimeError, TypeError) as error:  # from other libraries' arrays
         raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
-        raise ShapeError(
-            f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape{of_batches(value)}"
-        ) from None
+        sequences = isinstance(value, (list, tuple)) and all(isinstance(row, np.ndarray) for row in value)
+        hint = PADDED if sequences else of_batches(value)
+        raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape{hint}") from None
     given = array.dtype
     if given.kind not in "fiub":
         return numeric(name, array, value.columns) if hasattr(value, "columns") else array
