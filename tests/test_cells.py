@@ -473,7 +473,6 @@ WRONG = [
     (lambda: _of("return z[0]**h"), "an exponent is a number"),
     (lambda: _of("return cv.softmax(z[0], axis=-1)"), "softmax applies to variables"),
     (lambda: _of("return z[0] @ h"), "@ applies to variables, not to elements"),
-    (lambda: _of("return np.eye(3) @ z[0]"), "@ applies to variables, not to elements"),
     (lambda: _of("return z[0]", arguments="z"), "its parameters are z, h and other states"),
     (lambda: _of("return z[0]", arguments="z, *h"), "its parameters are z, h and other states"),
     (lambda: _of("return z[0]", arguments="z, h=0.0"), "without defaults"),
