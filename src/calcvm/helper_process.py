@@ -30,14 +30,14 @@ importlib.import_module(sys.argv[3]).serve(*sys.argv[4:])
 class HelperProcess:
     """A process in which ``module.serve(*arguments)`` runs.
 
-    before : Python statements that the process runs first.
+    before : Python statements that the process runs first.  errors : where its messages go, as for `subprocess.Popen`.
 
     Raises
     ------
     OSError : no process can be started.
     """
 
-    def __init__(self, module: str, *arguments: str, before: str = ""):
+    def __init__(self, module: str, *arguments: str, before: str = "", errors: int = subprocess.DEVNULL):
         python = interpreter()
         if python is None:
             raise OSError("it runs in a separate process, and there is no Python to start in this application")
@@ -45,7 +45,7 @@ class HelperProcess:
             [python, "-I", "-c", before + START, str(Path(__file__).parent), json.dumps(sys.path), module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             start_new_session=True,
         )
         self._dropped = weakref.finalize(self, _end, self.process)  # if an interrupt prevents `end`
@@ -73,7 +73,7 @@ class HelperProcess:
 def _end(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):  # unread input
                 pipe.close()

@@ -144,9 +144,9 @@ def words_of_cell(cell: Any, row: str, sizes: str) -> Words:
 # ---------------------------------------------------------------- a kernel's arguments
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, taken from a device's module ``types``."""
-    of = {"int": types.int64, "float": types.float64, "ptr": heap}
+    of = {"int": types.intp, "float": types.float64, "ptr": heap}
     taken = [of.get(kind) or _pointer(element_of(kind), heap, types) for _, kind in words]
-    return [types.NamedTuple([heap, row, *[types.int64] * 3], Me), *taken]
+    return [types.NamedTuple([heap, row, *[types.intp] * 3], Me), *taken]
 
 
 def _pointer(element: str, heap: Any, types: Any) -> Any:

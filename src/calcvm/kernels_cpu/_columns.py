@@ -12,10 +12,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._common import WORD
 from calcvm.kernels_cpu._formulas import V, fma, maximum
 from calcvm.kernels_cpu._math import STREAMED, Lanes, counting, loop_of, past_caches
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
 BLOCK = 128  # rows of a block
 WIDE = 8  # vectors of columns at once; narrower blocks skip more between rows: with 4, 144 channels take up to 2.3 times as long
@@ -28,7 +28,7 @@ class Block:
 
     def __init__(self, e: Lanes, i: Any, left: Any, vectors: int):
         self.e, self.b, self.vectors, self.whole = e, e.b, vectors, left is None and vectors == WIDE
-        self.at = [(e.b.add(i, c64(k * e.lanes)), None) for k in range(vectors)]
+        self.at = [(e.b.add(i, word(k * e.lanes)), None) for k in range(vectors)]
         if left is not None:
             self.at[-1] = self.at[-1][0], e.below(left)
         self.zeros = [ir.Constant(e.vec, [0.0] * e.lanes)] * vectors
@@ -48,14 +48,14 @@ class Block:
     def row_or(self, default: float, p: Any, there: Any) -> list[V]:
         """A row that is read if ``there`` is not 0, and is ``default`` otherwise."""
         b, e = self.b, self.e
-        live = e.splat(b.icmp_signed("!=", there, c64(0)))
+        live = e.splat(b.icmp_signed("!=", there, word(0)))
         other = ir.Constant(e.vec, [default] * e.lanes)
         masks = [(k, live if mask is None else b.and_(live, mask)) for k, mask in self.at]
         return [V(b, b.select(live, e.get(p, *at).v, other)) for at in masks]
 
     def splat(self, x: Any) -> V:
         """A number in all lanes; a count is converted."""
-        if x.type == I64:
+        if x.type == WORD:
             x = self.b.sitofp(x, self.e.element)
         return V(self.b, self.e.splat(x))
 
@@ -75,24 +75,24 @@ class Block:
 def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
     """``visit`` all of n columns: blocks of WIDE vectors, then the rest, whose partial vector is separate where masks cost."""
     b = e.b
-    whole, rest = b.and_(n, c64(-WIDE * e.lanes)), b.and_(n, c64(e.lanes - 1))
+    whole, rest = b.and_(n, word(-WIDE * e.lanes)), b.and_(n, word(e.lanes - 1))
     left = b.sub(n, whole)
 
     def several(i: Any, carried: list) -> list:
         visit(Block(e, i, None, WIDE))
         return carried
 
-    counting(b, c64(0), whole, WIDE * e.lanes, [], several)
+    counting(b, word(0), whole, WIDE * e.lanes, [], several)
     if e.target.free_masks:
-        vectors = b.sdiv(b.add(left, c64(e.lanes - 1)), c64(e.lanes))
+        vectors = b.sdiv(b.add(left, word(e.lanes - 1)), word(e.lanes))
         for k in range(1, WIDE + 1):
-            with b.if_then(b.icmp_signed("==", vectors, c64(k))):
-                visit(Block(e, whole, b.sub(left, c64((k - 1) * e.lanes)), k))
+            with b.if_then(b.icmp_signed("==", vectors, word(k))):
+                visit(Block(e, whole, b.sub(left, word((k - 1) * e.lanes)), k))
         return
     for k in range(1, WIDE):
-        with b.if_then(b.icmp_signed("==", b.sdiv(left, c64(e.lanes)), c64(k))):
+        with b.if_then(b.icmp_signed("==", b.sdiv(left, word(e.lanes)), word(k))):
             visit(Block(e, whole, None, k))
-    with b.if_then(b.icmp_signed(">", rest, c64(0))):
+    with b.if_then(b.icmp_signed(">", rest, word(0))):
         visit(Block(e, b.sub(n, rest), rest, 1))
 
 
@@ -102,12 +102,12 @@ def by_blocks(e: Lanes, n: Any, rows: Any, visit: Callable[[Block, Any, Any], No
 
     def block_of_rows(start: Any, carried: list) -> list:
         left = b.sub(rows, start)
-        count = b.select(b.icmp_signed("<", left, c64(BLOCK)), left, c64(BLOCK))
+        count = b.select(b.icmp_signed("<", left, word(BLOCK)), left, word(BLOCK))
         by_columns(e, n, lambda block: visit(block, start, count))
         return carried
 
-    some = b.select(b.icmp_signed(">", rows, c64(1)), rows, c64(1))
-    counting(b, c64(0), some, BLOCK, [], block_of_rows)
+    some = b.select(b.icmp_signed(">", rows, word(1)), rows, word(1))
+    counting(b, word(0), some, BLOCK, [], block_of_rows)
 
 
 def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, params: str = "") -> Any:
@@ -153,11 +153,11 @@ def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[
     def several(r: Any, acc: list) -> list:
         out = []
         for w in range(ways):
-            out += take(b.add(r, c64(w)), acc[w * k * nv : (w + 1) * k * nv])
+            out += take(b.add(r, word(w)), acc[w * k * nv : (w + 1) * k * nv])
         return out
 
-    whole = b.and_(count, c64(-ways))
-    acc = counting(b, c64(0), whole, ways, block.zeros * (k * ways), several)
+    whole = b.and_(count, word(-ways))
+    acc = counting(b, word(0), whole, ways, block.zeros * (k * ways), several)
     if ways > 1:
         acc[: k * nv] = counting(b, whole, count, 1, acc[: k * nv], take)
     sums = [block.wrapped(acc[w * k * nv : (w + 1) * k * nv]) for w in range(ways)]
@@ -169,7 +169,7 @@ def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[
 def _sums_so_far(block: Block, start: Any, places: tuple) -> list[list[V]]:
     """The sums stored at these places so far; 0 before the first row."""
     b = block.b
-    begun = b.icmp_signed(">", start, c64(0))
+    begun = b.icmp_signed(">", start, word(0))
     return [[V(b, b.select(begun, v.v, zero)) for v, zero in zip(block.row(p), block.zeros)] for p in places]
 
 
@@ -232,7 +232,7 @@ products = loop_of("iippppp", _products)
 def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any, parts: Any, *rest: Any) -> None:
     b = e.b
     mean, inv, running_mean, running_var, eps, momentum = rest
-    of_a_chunk = b.mul(stride, c64(2))
+    of_a_chunk = b.mul(stride, word(2))
 
     def visit(block: Block) -> None:
         first = block.row(x)
@@ -255,13 +255,13 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
             return [fma(count * (m - u), m - u, s + m2) for m, u, s, m2 in zip(means, mu, state, m2s)]
 
         m2 = over(squares)
-        freedom = b.sub(rows, b.zext(b.icmp_signed(">", rows, c64(1)), I64))
+        freedom = b.sub(rows, b.zext(b.icmp_signed(">", rows, word(1)), WORD))
         means = [f + u for f, u in zip(first, mu)]
         block.put(means, mean)
         invs = [1 / (block.over(s, rows) + block.splat(eps)).call("sqrt") for s in m2]
         block.put(invs, inv)
         some = b.select(
-            b.icmp_signed(">", rows, c64(1)), momentum, ir.Constant(e.element, 0.0)
+            b.icmp_signed(">", rows, word(1)), momentum, ir.Constant(e.element, 0.0)
         )  # one value has no variance
         variances = [block.over(s, freedom) for s in m2]
         for running, new, by in ((running_mean, means, momentum), (running_var, variances, some)):
@@ -274,8 +274,8 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
 
 def _for_by(b: Any, stop: Any, step: Any, carried: list, body: Callable) -> list:
     """`counting` from 0 with a step that is not a constant."""
-    times = b.sdiv(b.sub(b.add(stop, step), c64(1)), step)
-    return counting(b, c64(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
+    times = b.sdiv(b.sub(b.add(stop, step), word(1)), step)
+    return counting(b, word(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
 
 
 # Joins the moments of the chunks of rows, and updates the running statistics of columns that are in range:
@@ -295,7 +295,7 @@ def vector_slopes(slopes: bool, sums: bool) -> Any:
         all_: Any,
     ) -> None:  # fmt: skip
         b = e.b
-        aligned = b.icmp_signed("==", b.and_(stride, c64(e.lanes - 1)), c64(0))
+        aligned = b.icmp_signed("==", b.and_(stride, word(e.lanes - 1)), word(0))
         streamed = b.and_(aligned, past_caches(e, all_, [dy, x], [dx], STREAMED // 2))
 
         def visit(block: Block) -> None:
@@ -313,7 +313,7 @@ def vector_slopes(slopes: bool, sums: bool) -> Any:
             places = [total, b.gep(total, [n])] if sums else []
 
             def row(r: Any, state: list) -> list:
-                m, a, p, q = (block.splat(b.load(b.gep(of, [b.add(b.mul(r, c64(4)), c64(k))]))) for k in range(4))
+                m, a, p, q = (block.splat(b.load(b.gep(of, [b.add(b.mul(r, word(4)), word(k))]))) for k in range(4))
                 off = [v - m for v in block.row(x, r, stride)]
                 ds = block.row(dy, r, stride)
                 if slopes:
@@ -322,7 +322,7 @@ def vector_slopes(slopes: bool, sums: bool) -> Any:
                 new = [fma(d, o * a, g) for d, o, g in zip(ds, off, olds)]
                 return [v.v for v in new + [s + d for s, d in zip(olds[block.vectors :], ds)]][: len(state)]
 
-            state = counting(b, c64(0), rows, 1, [v.v for p in places for v in block.row(p)], row)
+            state = counting(b, word(0), rows, 1, [v.v for p in places for v in block.row(p)], row)
             for k, p in enumerate(places):
                 block.put(block.wrapped(state[k * block.vectors : (k + 1) * block.vectors]), p)
 

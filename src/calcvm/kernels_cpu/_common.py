@@ -59,13 +59,14 @@ FAST = FastMath(("contract", "nsz", "arcp"))  # NaN and Inf stay IEEE
 REASSOC = FastMath((*FAST, "reassoc"))  # reductions only: their order is fixed at compile time
 
 DTYPES = {"float32": types.float32, "float64": types.float64}
-PI64 = types.CPointer(types.int64)
-I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
+# integers of code, sizes and offsets: as wide as pointers, so 32 bits for a processor of 32 (`calcvm.edge.narrow`)
+INT, PINT = types.intp, types.CPointer(types.intp)
+I1, I8, I32, I64, WORD = *map(ir.IntType, (1, 8, 32, 64)), ir.IntType(types.intp.bitwidth)
 
 
 def kernel_signature(dtype: str) -> Any:
     """The one kernel signature: heap, row, worker, n_workers, phase."""
-    return types.void(types.CPointer(DTYPES[dtype]), PI64, *[types.int64] * 3)
+    return types.void(types.CPointer(DTYPES[dtype]), types.CPointer(types.int64), *[INT] * 3)
 
 
 def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool = False) -> Any:
@@ -78,7 +79,7 @@ def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool 
 @intrinsic
 def at(tc, base, off):
     """The pointer ``off`` elements past ``base``."""
-    return base(base, types.int64), lambda ctx, b, sig, args: b.gep(args[0], [args[1]])
+    return base(base, INT), lambda ctx, b, sig, args: b.gep(args[0], [args[1]])
 
 
 def _element(t: Any) -> Any:
@@ -106,19 +107,6 @@ def alike(tc, a, b):
 def seen_as(tc, pointer, b):
     """A pointer cast to ``b``'s type, for branches where they are `alike`."""
     return b(pointer, b), lambda ctx, bld, sig, args: bld.bitcast(args[0], args[1].type)
-
-
-@intrinsic
-def f64_of_bits(tc, word):
-    """The float64 whose bits an integer word holds."""
-    return types.float64(types.int64), lambda ctx, b, sig, args: b.bitcast(args[0], ir.DoubleType())
-
-
-@intrinsic
-def bits_of(tc, x):
-    """The bits of a float as an integer of its width."""
-    target = types.int32 if x == types.float32 else types.int64
-    return target(x), lambda ctx, b, sig, args: b.bitcast(args[0], ctx.get_value_type(target))
 
 
 def intrinsic_of(n: int, typing: Callable) -> Any:
@@ -152,10 +140,10 @@ minimum, maximum = _llvm_float("minimum", 2), _llvm_float("maximum", 2)  # propa
 @intrinsic
 def lanes(tc, x):
     """Elements of a vector of the target, for the dtype of the pointer ``x``: a constant at compile time."""
-    return types.int64(x), lambda ctx, b, sig, args: I64(current().lanes(x.dtype.bitwidth))
+    return INT(x), lambda ctx, b, sig, args: WORD(current().lanes(x.dtype.bitwidth))
 
 
-def fact(of: Callable[[Target], Any], type_: Any = types.int64) -> Any:
+def fact(of: Callable[[Target], Any], type_: Any = INT) -> Any:
     """An intrinsic without arguments that returns a fact about the target: a constant at compile time."""
 
     @intrinsic
@@ -174,7 +162,7 @@ def given(tc, me, operand):
 
     def codegen(ctx, b, sig, args):
         heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
-        return b.icmp_unsigned("!=", args[1], b.gep(heap, [ir.Constant(I64, -1)]))
+        return b.icmp_unsigned("!=", args[1], b.gep(heap, [WORD(-1)]))
 
     return types.boolean(me, operand), codegen
 
@@ -309,7 +297,8 @@ ROUTINES: dict[str, Routine] = {}
 def routine(signature: str) -> Any:
     """Register a native routine; returns the function that kernels call.
 
-    ``signature`` has one letter per argument: ``p`` a pointer to heap elements, ``t`` one to int64, ``i`` an int64.
+    ``signature`` has one letter per argument: ``p`` a pointer to heap elements, ``t`` one to integers of code, ``i`` such an
+    integer, ``d`` a float64.
     """
 
     def register(fn: Callable) -> Any:
@@ -353,7 +342,7 @@ def _substitute(name: str) -> str:
 
 
 def _types(kinds: str, dtype: str) -> list:
-    of_kind = {"p": types.CPointer(DTYPES[dtype]), "t": PI64, "i": types.int64}
+    of_kind = {"p": types.CPointer(DTYPES[dtype]), "t": PINT, "i": INT, "d": types.float64}
     return [of_kind[kind] for kind in kinds]
 
 
@@ -377,24 +366,9 @@ def compile_object(
     """
     target = target or host()
     with global_compiler_lock, on_target(target):
-        cpu_target.target_context.refresh()
-        context = context_of(target)
-        flags = Flags()
-        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-        flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
-        taken = list(signature.args if words is None else types_of(words, *signature.args[:2], types))
-        if fn.__code__.co_flags & inspect.CO_VARARGS:
-            n = fn.__code__.co_argcount
-            taken[n:] = [types.StarArgTuple.from_types(taken[n:])]
-        returned = signature.return_type if words is None else types.none
-        result = uncollected(
-            lambda: compile_extra(cpu_target.typing_context, context, fn, tuple(taken), returned, flags, {})
-        )
-        library, body = result.library, result.fndesc.mangled_name
+        library, body = lowered(fn, signature, words, target, fastmath)
         module = library._final_module
-        for other in dict.fromkeys(library._linking_libraries):
-            module.link_in(other._get_module_for_linking(), preserve=True)
-        module.link_in(llvm.parse_assembly(_entry(context, signature, body, symbol, words)))
+        module.link_in(llvm.parse_assembly(entry_of(context_of(target), signature, body, symbol, words)))
         if any(f.is_declaration and f.name.startswith("NRT_") for f in module.functions):  # a user's kernel
             module.link_in(rtsys.library._get_module_for_linking(), preserve=True)
         calls = []
@@ -408,7 +382,29 @@ def compile_object(
         return library._codegen._tm.emit_object(module), calls
 
 
-def _entry(context: Any, signature: Any, body: str, symbol: str, words: Words | None) -> str:
+def lowered(
+    fn: Callable, signature: Any, words: Words | None, target: Target, fastmath: set[str] = FAST
+) -> tuple[Any, str]:
+    """Numba's library of a function, with all that it calls in one module that is not optimized, and the name of its body."""
+    cpu_target.target_context.refresh()
+    flags = Flags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
+    taken = list(signature.args if words is None else types_of(words, *signature.args[:2], types))
+    if fn.__code__.co_flags & inspect.CO_VARARGS:
+        n = fn.__code__.co_argcount
+        taken[n:] = [types.StarArgTuple.from_types(taken[n:])]
+    returned = signature.return_type if words is None else types.none
+    result = uncollected(
+        lambda: compile_extra(cpu_target.typing_context, context_of(target), fn, tuple(taken), returned, flags, {})
+    )
+    library = result.library
+    for other in dict.fromkeys(library._linking_libraries):
+        library._final_module.link_in(other._get_module_for_linking(), preserve=True)
+    return library, result.fndesc.mangled_name
+
+
+def entry_of(context: Any, signature: Any, body: str, symbol: str, words: Words | None = None) -> str:
     """The C function around a body in Numba's calling convention, as LLVM IR."""
     module = ir.Module()
     void = signature.return_type == types.void

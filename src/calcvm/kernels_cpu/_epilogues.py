@@ -6,7 +6,7 @@ from typing import Any
 
 from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE, elu_by_output
 from calcvm.kernels_cpu._columns import rows_of
-from calcvm.kernels_cpu._common import at, bits_of, f64_of_bits, given, njit, routine
+from calcvm.kernels_cpu._common import at, given, njit, routine
 from calcvm.kernels_cpu._formulas import fma
 from calcvm.kernels_cpu._math import elementwise
 
@@ -39,10 +39,9 @@ _plus = elementwise(lambda x, y: x + y, "vv")
 _normalise = rows_of(normalised, 1, "vv0", lambda m, a, c: (m, a, c))
 
 
-@routine("ipii")
-def activate(n, y, act, alpha_bits):
+@routine("ipid")
+def activate(n, y, act, alpha):
     """y = act(y); a routine, so that rows without an activation do not load its constants."""
-    alpha = f64_of_bits(alpha_bits)
     if act == SIGMOID:
         sigmoid(n, y, y)
     elif act == RELU:
@@ -61,10 +60,9 @@ def activate(n, y, act, alpha_bits):
         hard_swish(n, y, y)
 
 
-@routine("ippii")
-def scale_by_derivative(n, d, y, act, alpha_bits):
+@routine("ippid")
+def scale_by_derivative(n, d, y, act, alpha):
     """d *= act'(.), the derivative computed from the activation's output y."""
-    alpha = f64_of_bits(alpha_bits)
     if act == SIGMOID:
         dsigmoid(n, d, y, d)
     elif act == RELU:
@@ -80,23 +78,23 @@ def scale_by_derivative(n, d, y, act, alpha_bits):
 
 
 # ---------------------------------------------------------------- all epilogues
-# A row's epilogue is a tuple: (what, alpha's bits, then per column mean, factor, offset, then per element other, ya).
+# A row's epilogue is a tuple: (what, alpha, then per column mean, factor, offset, then per element other, ya).
 @njit(inline=True)
 def forward_of(me, act, alpha, mean, factor, offset, other):
     what = act + (NORMALIZED if given(me, factor) else 0) + (SHIFTED if given(me, offset) else 0)
-    return what + (ADDED if given(me, other) else 0), bits_of(alpha), mean, factor, offset, other, other
+    return what + (ADDED if given(me, other) else 0), alpha, mean, factor, offset, other, other
 
 
 @njit(inline=True)
 def backward_of(me, act, alpha, other, ya):
     what = (act + SLOPE if act != NONE else 0) + (ADDED if given(me, other) else 0)
-    return what, bits_of(alpha), other, other, other, other, ya
+    return what, alpha, other, other, other, other, ya
 
 
 @njit(inline=True)
 def after(me, act, alpha, other):
     """The epilogue of a row that normalizes."""
-    return act + (ADDED if given(me, other) else 0), bits_of(alpha), other, other, other, other, other
+    return act + (ADDED if given(me, other) else 0), alpha, other, other, other, other, other
 
 
 @njit(inline=True)
@@ -108,20 +106,20 @@ def block_of(n, rows, todo):
 @njit(inline=True)
 def from_column(j, todo):
     """The epilogue of the columns from j on."""
-    what, alpha_bits, mean, factor, offset, other, ya = todo
-    return what, alpha_bits, at(mean, j), at(factor, j), at(offset, j), at(other, j), at(ya, j)
+    what, alpha, mean, factor, offset, other, ya = todo
+    return what, alpha, at(mean, j), at(factor, j), at(offset, j), at(other, j), at(ya, j)
 
 
 @njit(inline=True)
 def finish(m, n, stride, y, at_y, todo):
     """The epilogue of a block: m rows of n columns, ``stride`` apart, which begin at element ``at_y`` of the result."""
-    what, alpha_bits, mean, factor, offset, other, ya = todo
+    what, alpha, mean, factor, offset, other, ya = todo
     if what != NONE:
-        complete(m, n, stride, at(y, at_y), what, alpha_bits, mean, factor, offset, at(other, at_y), at(ya, at_y))
+        complete(m, n, stride, at(y, at_y), what, alpha, mean, factor, offset, at(other, at_y), at(ya, at_y))
 
 
-@routine("iiipiippppp")
-def complete(m, n, stride, y, what, alpha_bits, mean, factor, offset, other, ya):
+@routine("iiipidppppp")
+def complete(m, n, stride, y, what, alpha, mean, factor, offset, other, ya):
     """y = act((y - mean)*factor + offset + other), or (y + other)*act'(.); the flags in ``what`` select the parts."""
     if what & NORMALIZED:
         _normalise(n, m, stride, y, y, mean, factor, offset, what & SHIFTED)
@@ -134,6 +132,6 @@ def complete(m, n, stride, y, what, alpha_bits, mean, factor, offset, other, ya)
         if what & ADDED:
             _plus(n, yi, at(other, row), yi)
         if what & SLOPE:
-            scale_by_derivative(n, yi, at(ya, row), act, alpha_bits)
+            scale_by_derivative(n, yi, at(ya, row), act, alpha)
         elif act != NONE:
-            activate(n, yi, act, alpha_bits)
+            activate(n, yi, act, alpha)

@@ -8,13 +8,12 @@ from typing import Any
 from llvmlite import ir
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I1, I32, I64
+from calcvm.kernels_cpu._common import I1, I32, WORD
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._rounded import Product, added, multiplied
 from calcvm.kernels_cpu._values import CONDITION, INTEGER, NUMBER, Value, Values
-from calcvm.kernels_cpu._whole import Cond, Whole
+from calcvm.kernels_cpu._whole import LEAST, MOST, Cond, Whole
 
-MOST = 2**63 - 1
 Accumulator = list[Any]  # LLVM values: the combined value, and for argmax and argmin its place
 
 
@@ -37,11 +36,11 @@ class Fold:
         if self.kind == CONDITION:
             return [self.constant(I1, int(self.how == "all"))]
         whole = self.kind == INTEGER
-        element = I64 if whole else self.e.element
-        least, most = (-(2**63), MOST) if whole else (float("-inf"), float("inf"))
+        element = WORD if whole else self.e.element
+        least, most = (LEAST, MOST) if whole else (float("-inf"), float("inf"))
         zero, one = (0, 1) if whole else (0.0, 1.0)
         of = {"sum": zero, "prod": one, "max": least, "argmax": least, "min": most, "argmin": most}
-        return [self.constant(element, of[self.how]), *([self.constant(I64, MOST)] if self.places else [])]
+        return [self.constant(element, of[self.how]), *([self.constant(WORD, MOST)] if self.places else [])]
 
     def lifted(self, x: Value, place: Whole | None, live: Cond) -> Accumulator:
         """A value as an accumulator; dead lanes are neutral."""
@@ -138,9 +137,9 @@ class Fold:
             none = (
                 ir.Constant(place.type, [MOST] * place.type.count)
                 if isinstance(place.type, ir.VectorType)
-                else I64(MOST)
+                else WORD(MOST)
             )
-            zero = ir.Constant(place.type, None) if isinstance(place.type, ir.VectorType) else I64(0)
+            zero = ir.Constant(place.type, None) if isinstance(place.type, ir.VectorType) else WORD(0)
             return self.whole(self.b.select(self.b.icmp_signed("==", place, none), zero, place))
         if self.kind == CONDITION:
             return Cond(acc[0])

@@ -20,7 +20,7 @@ from numba.core import cgutils
 from calcvm.kernels_cpu._common import at, free_masks, lanes, like, njit, routine
 from calcvm.kernels_cpu._math import exactly, fill
 from calcvm.kernels_cpu._simd import native, stack
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
 CHAINS = 8
 
@@ -36,8 +36,8 @@ def _add(e: Any, acc: Any, x: Any, y: Any) -> None:
 def _by_vectors(e: Any, n: Any, step: Callable) -> None:
     """``step(i, mask)`` for each vector of n elements; only the last has a mask."""
     b = e.b
-    whole = b.and_(n, c64(-e.lanes))
-    with cgutils.for_range_slice(b, c64(0), whole, c64(e.lanes)) as (i, _):
+    whole = b.and_(n, word(-e.lanes))
+    with cgutils.for_range_slice(b, word(0), whole, word(e.lanes)) as (i, _):
         step(i, None)
     with b.if_then(b.icmp_signed("<", whole, n)):
         step(whole, e.lanes_below(b.sub(n, whole)))
@@ -48,7 +48,7 @@ def _dots() -> Any:
 
     def emit(e, n, k, x, b_ptr, cs, y, init, ist, mode):  # type: ignore[no-untyped-def]
         b, columns = e.b, min(CHAINS, e.lanes)
-        starts = [e.at(b_ptr, b.mul(cs, e.smaller(j, b.sub(n, c64(1))))) for j in range(columns)]
+        starts = [e.at(b_ptr, b.mul(cs, e.smaller(j, b.sub(n, word(1))))) for j in range(columns)]
         acc = _accumulators(e, columns)
 
         def step(at_k, mask):  # type: ignore[no-untyped-def]
@@ -68,8 +68,8 @@ def _dots() -> Any:
             ]
         mask = e.lanes_below(n)
         out = cgutils.alloca_once_value(b, v[0])
-        with b.if_then(b.icmp_signed("!=", mode, c64(0))):
-            same = b.icmp_signed("==", ist, c64(0))
+        with b.if_then(b.icmp_signed("!=", mode, word(0))):
+            same = b.icmp_signed("==", ist, word(0))
             with b.if_else(same) as (one, each):
                 with one:
                     b.store(b.fadd(v[0], e.splat(b.load(init, align=e.size))), out)
@@ -94,22 +94,22 @@ def _column_sums(nv: int) -> Any:
             row = e.at(b_ptr, b.mul(at_k, rs))
             if nv > 1:  # 8 % faster at 1x64x784, where B is in L2
                 for j in range(nv):
-                    e.prefetch(e.at(row, b.mul(rs, c64(8)), j * e.lanes))
+                    e.prefetch(e.at(row, b.mul(rs, word(8)), j * e.lanes))
             for j, mask in enumerate(masks):
                 _add(e, acc[chain * nv + j], xv, e.load(e.at(row, None, j * e.lanes), mask))
 
-        whole = b.and_(k, c64(-chains))
-        with cgutils.for_range_slice(b, c64(0), whole, c64(chains)) as (at_k, _):
+        whole = b.and_(k, word(-chains))
+        with cgutils.for_range_slice(b, word(0), whole, word(chains)) as (at_k, _):
             for chain in range(chains):
-                step(b.add(at_k, c64(chain)), chain)
-        with cgutils.for_range_slice(b, whole, k, c64(1)) as (at_k, _):
+                step(b.add(at_k, word(chain)), chain)
+        with cgutils.for_range_slice(b, whole, k, word(1)) as (at_k, _):
             step(at_k, 0)
         v = [b.load(p) for p in acc]
         while len(v) > nv:
             v = [b.fadd(p, q) for p, q in zip(v[: len(v) // 2], v[len(v) // 2 :])]
         for j in range(nv):
             b.store(v[j], acc[j])
-        with b.if_then(b.icmp_signed("!=", mode, c64(0))):
+        with b.if_then(b.icmp_signed("!=", mode, word(0))):
             for j, mask in enumerate(masks):
                 b.store(b.fadd(v[j], e.load(e.at(init, None, j * e.lanes), mask)), acc[j])
         for j, mask in enumerate(masks):
@@ -124,13 +124,13 @@ def _whole_rows(e: Any, n: Any, k: Any, b_ptr: Any, rs: Any, begin: Callable) ->
 
     def read(at_k: Any, rows: int) -> None:
         visit = begin(at_k, rows)
-        starts = [e.at(b_ptr, b.mul(rs, b.add(at_k, c64(r)))) for r in range(rows)]
+        starts = [e.at(b_ptr, b.mul(rs, b.add(at_k, word(r)))) for r in range(rows)]
         _by_vectors(e, n, lambda j, mask: visit(j, mask, [e.load(e.at(start, j), mask) for start in starts]))
 
-    whole = b.and_(k, c64(-8))
-    with cgutils.for_range_slice(b, c64(0), whole, c64(8)) as (at_k, _):
+    whole = b.and_(k, word(-8))
+    with cgutils.for_range_slice(b, word(0), whole, word(8)) as (at_k, _):
         read(at_k, 8)
-    with cgutils.for_range_slice(b, whole, k, c64(1)) as (at_k, _):
+    with cgutils.for_range_slice(b, whole, k, word(1)) as (at_k, _):
         read(at_k, 1)
 
 
@@ -141,9 +141,9 @@ def _one_row() -> Any:
         b = e.b
 
         def begin(at_k, rows):  # type: ignore[no-untyped-def]
-            xv = [e.splat(b.load(e.at(x, b.mul(xs, b.add(at_k, c64(r)))), align=e.size)) for r in range(rows)]
-            first = b.icmp_signed("==", at_k, c64(0))
-            fresh = b.and_(first, b.icmp_signed("==", mode, c64(0)))
+            xv = [e.splat(b.load(e.at(x, b.mul(xs, b.add(at_k, word(r)))), align=e.size)) for r in range(rows)]
+            first = b.icmp_signed("==", at_k, word(0))
+            fresh = b.and_(first, b.icmp_signed("==", mode, word(0)))
             source = b.select(first, init, y)
 
             def visit(j, mask, of_b):  # type: ignore[no-untyped-def]
@@ -169,12 +169,12 @@ def _few_rows() -> Any:
         b = e.b
 
         def begin(at_k, rows):  # type: ignore[no-untyped-def]
-            fresh = b.icmp_signed("==", at_k, c64(0))
-            columns = [b.mul(acs, b.add(at_k, c64(r))) for r in range(rows)]
+            fresh = b.icmp_signed("==", at_k, word(0))
+            columns = [b.mul(acs, b.add(at_k, word(r))) for r in range(rows)]
 
             def visit(j, mask, of_b):  # type: ignore[no-untyped-def]
-                with cgutils.for_range_slice(b, c64(0), m, c64(1)) as (i, _):
-                    place = e.at(c, b.add(b.mul(j, m), b.mul(i, c64(e.lanes))))
+                with cgutils.for_range_slice(b, word(0), m, word(1)) as (i, _):
+                    place = e.at(c, b.add(b.mul(j, m), b.mul(i, word(e.lanes))))
                     of_a = e.at(a, b.mul(i, ars))
                     chain = b.select(fresh, e.zero, e.load(place, mask))
                     for column, v in zip(columns, of_b):

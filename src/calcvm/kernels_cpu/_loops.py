@@ -14,7 +14,7 @@ from numba import types
 
 from calcvm.formulas.declare import Formula
 from calcvm.kernel import AXES
-from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
+from calcvm.kernels_cpu._common import I1, WORD, intrinsic_of
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, each, reduced
 from calcvm.kernels_cpu._target import current
@@ -63,7 +63,7 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
             out = emit(Lanes(b, row.element, current()), *values[:n], at, row)
             return out if result else ctx.get_dummy_value()
 
-        return (given.types[-1].dtype if result else types.void)(*[types.int64] * (n + 1), given), codegen
+        return (given.types[-1].dtype if result else types.void)(*[types.intp] * (n + 1), given), codegen
 
     return intrinsic_of(n + 2, typing)
 
@@ -124,7 +124,7 @@ class Broadcast:
                 out = emit(b, Given(ctx, b, self.f, self.strided, values[n], args[n]), *values[:n])
                 return ctx.get_dummy_value() if out is None else out
 
-            return result(*[types.int64] * n, args[n]), codegen
+            return result(*[types.intp] * n, args[n]), codegen
 
         return intrinsic_of(n + 1, typing)
 
@@ -135,11 +135,11 @@ class Broadcast:
         return out
 
     def _single(self, b: Any, row: Given) -> Any:
-        out, alone = ir.Constant(I1, 1), I64(0)
+        out, alone = ir.Constant(I1, 1), WORD(0)
         for s in row.strides.values():
-            out = b.and_(out, b.icmp_signed("<=", s[0], I64(1)))
-            alone = b.add(alone, b.zext(b.icmp_signed("==", s[0], I64(0)), I64))
-        return b.and_(out, b.icmp_signed("<=", alone, I64(self.most)))
+            out = b.and_(out, b.icmp_signed("<=", s[0], WORD(1)))
+            alone = b.add(alone, b.zext(b.icmp_signed("==", s[0], WORD(0)), WORD))
+        return b.and_(out, b.icmp_signed("<=", alone, WORD(self.most)))
 
     def _flat(self, b: Any, row: Given, n: Any, start: Any) -> None:
         self._call(b, row, (), n, {name: b.gep(p, [start]) for name, p in row.operands.items()})
@@ -174,7 +174,7 @@ class Broadcast:
         name, *others = left
         if len(ones) < self.most:
             here, there = b.append_basic_block(f"{name}.one"), b.append_basic_block(f"{name}.all")
-            b.cbranch(b.icmp_signed("==", row.strides[name][axis], I64(0)), here, there)
+            b.cbranch(b.icmp_signed("==", row.strides[name][axis], WORD(0)), here, there)
             b.position_at_end(here)
             self._lines(b, row, axis, n, at, (*ones, name), tuple(others), done)
             b.position_at_end(there)

@@ -17,9 +17,9 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I32, I64
+from calcvm.kernels_cpu._common import I32, WORD
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._vectors import Vectors, c64, emitted, phi
+from calcvm.kernels_cpu._vectors import Vectors, word, emitted, phi
 
 
 def scalar(formula: Callable) -> Any:
@@ -62,7 +62,7 @@ class Lanes(Vectors):
 
     def below(self, left: Any) -> Any:
         """The mask of the first ``left`` lanes; all lanes if there are fewer."""
-        return self.lanes_below(self.b.select(self.b.icmp_signed("<", left, c64(self.lanes)), left, c64(self.lanes)))
+        return self.lanes_below(self.b.select(self.b.icmp_signed("<", left, word(self.lanes)), left, word(self.lanes)))
 
 
 def loop_of(kinds: str, emit: Callable, result: int = 0, name: str = "") -> Any:
@@ -78,19 +78,19 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
     """
     b, lanes = e.b, e.lanes
     width = len(carried) // step
-    whole = b.and_(n, c64(-lanes * step))
+    whole = b.and_(n, word(-lanes * step))
     start = b.block
     head, loop, after = (b.append_basic_block(f"each.{s}") for s in ("head", "loop", "after"))
     b.branch(head)
     b.position_at_end(head)
-    i = phi(b, I64, (c64(0), start))
+    i = phi(b, WORD, (word(0), start))
     acc = [phi(b, v.type, (v, start)) for v in carried]
     b.cbranch(b.icmp_signed("<", i, whole), loop, after)
     b.position_at_end(loop)
     new = []
     for u in range(step):
-        new += body(b.add(i, c64(u * lanes)) if u else i, None, acc[u * width : (u + 1) * width])
-    i.add_incoming(b.add(i, c64(lanes * step)), b.block)
+        new += body(b.add(i, word(u * lanes)) if u else i, None, acc[u * width : (u + 1) * width])
+    i.add_incoming(b.add(i, word(lanes * step)), b.block)
     for p, v in zip(acc, new):
         p.add_incoming(v, b.block)
     b.branch(head)
@@ -110,21 +110,21 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
         done[u * width : (u + 1) * width] = [
             phi(b, old.type, (old, here), (new, tail)) for old, new in zip(group, updated)
         ]
-        at = b.add(at, c64(lanes))
+        at = b.add(at, word(lanes))
     return done
 
 
 def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
     """Run ``one(i)`` for min(left, lanes) elements from ``at`` on, for machines without masks."""
     b = e.b
-    stop = b.add(at, b.select(b.icmp_signed("<", left, c64(e.lanes)), left, c64(e.lanes)))
+    stop = b.add(at, b.select(b.icmp_signed("<", left, word(e.lanes)), left, word(e.lanes)))
     start = b.block
     loop, after = b.append_basic_block("tail.loop"), b.append_basic_block("tail.after")
     b.branch(loop)  # left > 0
     b.position_at_end(loop)
-    i = phi(b, I64, (at, start))
+    i = phi(b, WORD, (at, start))
     one(i)
-    new = b.add(i, c64(1))
+    new = b.add(i, word(1))
     i.add_incoming(new, b.block)
     b.cbranch(b.icmp_signed("<", new, stop), loop, after)
     b.position_at_end(after)
@@ -153,7 +153,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
         def vector(i: Any, mask: Any, put: Callable = e.put) -> None:
             xs = [lanes_of(singles[j]) if reads[j] == "s" else e.get(ptrs[j], i, mask) for j in range(k)]
             if indexed:
-                iota = ir.Constant(ir.VectorType(I64, e.lanes), list(range(e.lanes)))
+                iota = ir.Constant(ir.VectorType(WORD, e.lanes), list(range(e.lanes)))
                 xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
             for y, v in zip(ys, results(*xs, *map(lanes_of, given))):
                 put(v, y, i, mask)
@@ -176,11 +176,11 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
             return carried
 
         def all_() -> None:
-            start = _streamed(e, n, ptrs, ys, vector) if e.target.streams and not singles else c64(0)
+            start = _streamed(e, n, ptrs, ys, vector) if e.target.streams and not singles else word(0)
             _vectors(e, b.sub(n, start), partial(body, start), [])
 
         if singles:  # n may be 0, and the single element then belongs to another value: do not even load it
-            with b.if_then(b.icmp_signed(">", n, c64(0))):
+            with b.if_then(b.icmp_signed(">", n, word(0))):
                 all_()
         else:
             all_()
@@ -194,18 +194,18 @@ def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Ca
     before, here, after = b.block, b.append_basic_block("streamed"), b.append_basic_block("not.streamed")
     b.cbranch(past_caches(e, n, xs, ys), here, after)
     b.position_at_end(here)
-    whole = b.and_(n, c64(-e.lanes))
+    whole = b.and_(n, word(-e.lanes))
 
     def turn(i: Any, carried: list) -> list:
         vector(i, None, e.stream)
         return carried
 
-    counting(b, c64(0), whole, e.lanes, [], turn)
+    counting(b, word(0), whole, e.lanes, [], turn)
     e.streamed()
     last = b.block
     b.branch(after)
     b.position_at_end(after)
-    return phi(b, I64, (c64(0), before), (whole, last))
+    return phi(b, WORD, (word(0), before), (whole, last))
 
 
 def past_caches(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], least: int = STREAMED) -> Any:
@@ -214,12 +214,12 @@ def past_caches(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], least: i
     Never for a result in the place of an operand, whose lines are in cache: a step of Adam on 16.8 million would take half as long again.
     """
     b = e.b
-    large = b.icmp_signed(">=", n, c64(least // e.size))
+    large = b.icmp_signed(">=", n, word(least // e.size))
     for y in ys:
-        to = b.ptrtoint(y, I64)
-        large = b.and_(large, b.icmp_signed("==", b.and_(to, c64(e.lanes * e.size - 1)), c64(0)))
+        to = b.ptrtoint(y, WORD)
+        large = b.and_(large, b.icmp_signed("==", b.and_(to, word(e.lanes * e.size - 1)), word(0)))
         for x in xs:
-            large = b.and_(large, b.icmp_signed("!=", to, b.ptrtoint(x, I64)))
+            large = b.and_(large, b.icmp_signed("!=", to, b.ptrtoint(x, WORD)))
     return large
 
 
@@ -275,7 +275,7 @@ def _summed(e: Lanes, n: Any, count: int, of_block: Callable) -> list:
     Short sums have separate code: with the code of long ones a softmax of 10 takes a tenth longer.
     """
     b, zero = e.b, ir.Constant(e.vec, [0.0] * e.lanes)
-    size = c64(LONG * e.lanes)
+    size = word(LONG * e.lanes)
 
     def further(start: Any, state: list) -> list:
         left = b.sub(n, start)
@@ -285,10 +285,10 @@ def _summed(e: Lanes, n: Any, count: int, of_block: Callable) -> list:
 
     with b.if_else(b.icmp_signed("<=", n, size), likely=True) as (short, long):
         with short:
-            alone = of_block(c64(0), n)
+            alone = of_block(word(0), n)
             here = b.block
         with long:
-            totals = counting(b, c64(0), n, LONG * e.lanes, [zero] * (2 * count), further)
+            totals = counting(b, word(0), n, LONG * e.lanes, [zero] * (2 * count), further)
             there = b.block
     return [phi(b, v.type, (v, here), (s, there)) for v, s in zip(alone, totals)]
 
@@ -321,7 +321,7 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
         def block(start: Any, n: Any) -> list:
             return [_folded(e, combine, _vectors(e, n, partial(body, start), [neutral] * 4, 4))]
 
-        (all_,) = _summed(e, n, 1, block) if combine is add else block(c64(0), n)
+        (all_,) = _summed(e, n, 1, block) if combine is add else block(word(0), n)
         return _horizontal(e, all_, combine)
 
     return emit
@@ -384,12 +384,12 @@ def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, b
     head, loop, after = (b.append_basic_block(f"for.{s}") for s in ("head", "loop", "after"))
     b.branch(head)
     b.position_at_end(head)
-    i = phi(b, I64, (start, entry))
+    i = phi(b, WORD, (start, entry))
     state = [phi(b, v.type, (v, entry)) for v in carried]
     b.cbranch(b.icmp_signed("<", i, stop), loop, after)
     b.position_at_end(loop)
     new = body(i, state)
-    i.add_incoming(b.add(i, c64(step)), b.block)
+    i.add_incoming(b.add(i, word(step)), b.block)
     for p, v in zip(state, new):
         p.add_incoming(v, b.block)
     b.branch(head)
@@ -407,7 +407,7 @@ def in_groups(b: ir.IRBuilder, start: Any, stop: Any, n: int, body: Callable[[in
 
         return one
 
-    full = b.add(start, b.and_(b.sub(stop, start), c64(-n)))
+    full = b.add(start, b.and_(b.sub(stop, start), word(-n)))
     counting(b, start, full, n, [], of(n))
     counting(b, full, stop, 1, [], of(1))
 
@@ -417,19 +417,19 @@ def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
     b = e.b
 
     def several(i: Any, carried: list) -> list:
-        columns([(b.add(i, c64(k * e.lanes)), None) for k in range(wide)])
+        columns([(b.add(i, word(k * e.lanes)), None) for k in range(wide)])
         return carried
 
     def two(i: Any, carried: list) -> list:
-        columns([(k, e.below(b.sub(n, k))) for k in (i, b.add(i, c64(e.lanes)))])
+        columns([(k, e.below(b.sub(n, k))) for k in (i, b.add(i, word(e.lanes)))])
         return carried
 
     def one(i: Any, left: Any, carried: list) -> list:
         columns([(b.add(whole, i), None if left is None else e.below(left))])
         return carried
 
-    whole = b.and_(n, c64(-wide * e.lanes))
-    counting(b, c64(0), whole, wide * e.lanes, [], several)
+    whole = b.and_(n, word(-wide * e.lanes))
+    counting(b, word(0), whole, wide * e.lanes, [], several)
     if e.target.free_masks:
         counting(b, whole, n, 2 * e.lanes, [], two)
     else:
@@ -438,7 +438,7 @@ def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
 
 def narrow(e: Lanes, n: Any) -> Any:
     """Whether n elements are best handled as one masked vector."""
-    return e.b.icmp_signed("<=" if e.target.free_masks else "<", n, c64(e.lanes))
+    return e.b.icmp_signed("<=" if e.target.free_masks else "<", n, word(e.lanes))
 
 
 def column_reduction(
@@ -456,7 +456,7 @@ def column_reduction(
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, *rest: Any) -> None:
         b, (*outer, x, y, last) = e.b, rest
         neutral = ir.Constant(e.vec, [initial] * e.lanes)
-        adds = e.splat(b.icmp_signed("!=", last, c64(0))) if onto else None
+        adds = e.splat(b.icmp_signed("!=", last, word(0))) if onto else None
 
         def columns(places: list) -> None:
             """Reduce vectors of columns; the bits do not depend on how many there are."""
@@ -464,9 +464,9 @@ def column_reduction(
 
             def over(outer: list, x: Any, state: list) -> list:
                 if not outer:
-                    return counting(b, c64(0), rows, block, state, partial(one_block, x))
+                    return counting(b, word(0), rows, block, state, partial(one_block, x))
                 times, step, *inner = outer
-                return counting(b, c64(0), times, 1, state, lambda r, s: over(inner, b.gep(x, [b.mul(r, step)]), s))
+                return counting(b, word(0), times, 1, state, lambda r, s: over(inner, b.gep(x, [b.mul(r, step)]), s))
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
@@ -475,16 +475,16 @@ def column_reduction(
             def four(x: Any, r: Any, acc: list) -> list:
                 out = []
                 for k in range(ways):
-                    out += take(x, b.add(r, c64(k)), acc[k * vectors : (k + 1) * vectors])
+                    out += take(x, b.add(r, word(k)), acc[k * vectors : (k + 1) * vectors])
                 return out
 
             def one_block(x: Any, start: Any, state: list) -> list:
                 """State: the number of rows in ``part``, part, and the total before it with its rounding error."""
-                end = b.add(start, c64(block))
+                end = b.add(start, word(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 if exactly:
-                    state = _when(b, b.icmp_signed(">=", state[0], c64(block)), part_added, state)
-                whole = b.add(start, b.and_(b.sub(end, start), c64(-ways)))
+                    state = _when(b, b.icmp_signed(">=", state[0], word(block)), part_added, state)
+                whole = b.add(start, b.and_(b.sub(end, start), word(-ways)))
                 acc = counting(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
                 acc[:vectors] = counting(b, whole, end, 1, acc[:vectors], partial(take, x))
                 count, part = b.add(state[0], b.sub(end, start)), state[1 : 1 + vectors]
@@ -495,14 +495,14 @@ def column_reduction(
                 k = vectors
                 part, total, lost = state[1 : 1 + k], state[1 + k : 1 + 2 * k], state[1 + 2 * k :]
                 pairs = [add_exactly(*(V(b, v) for v in three)) for three in zip(total, lost, part)]
-                return [c64(0), *[neutral] * k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
+                return [word(0), *[neutral] * k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
 
             def all_added(state: list) -> list:
                 """The state with ``part`` added to the total."""
                 added = part_added(state)
                 return [added[0], *added[1 + vectors : 1 + 2 * vectors], *added[1 + vectors :]]
 
-            state = over(outer, x, [c64(0)] + [neutral] * (vectors * (3 if exactly else 1)))
+            state = over(outer, x, [word(0)] + [neutral] * (vectors * (3 if exactly else 1)))
             if exactly:
                 begun = b.icmp_signed("<", state[0], reduce(b.mul, outer[::2], rows))
                 state = _when(b, begun, all_added, state)
@@ -513,7 +513,7 @@ def column_reduction(
 
         with b.if_else(narrow(e, n)) as (one, several):
             with one:
-                columns([(c64(0), e.below(n))])
+                columns([(word(0), e.below(n))])
             with several:
                 blocks(e, n, wide, columns)
 
@@ -544,7 +544,7 @@ def _select_first() -> Any:
                 e.put(g.where(hit, 0.0), dx, k, mask)
                 return [g.const(0.0).where(hit, g).v]
 
-            counting(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
+            counting(b, word(0), rows, 1, [e.get(dy, i, mask).v], row)
             return carried
 
         _vectors(e, n, body, [])
@@ -574,15 +574,15 @@ def _transpose_tiles() -> Any:
         b = e.b
 
         def tile(j: Any, carried: list) -> list:
-            v = [e.get(x, b.mul(b.add(j, c64(k)), x_stride), None).v for k in range(e.lanes)]
+            v = [e.get(x, b.mul(b.add(j, word(k)), x_stride), None).v for k in range(e.lanes)]
             half = e.lanes // 2
             for _ in range(e.lanes.bit_length() - 1):  # log2(lanes) perfect shuffles of all lanes of all vectors
                 v = [_interleave(b, v[k // 2], v[k // 2 + half], (k % 2) * half) for k in range(e.lanes)]
             for k in range(e.lanes):
-                e.put(V(b, v[k]), y, b.add(b.mul(y_stride, c64(k)), j), None)
+                e.put(V(b, v[k]), y, b.add(b.mul(y_stride, word(k)), j), None)
             return carried
 
-        counting(b, c64(0), n, e.lanes, [], tile)
+        counting(b, word(0), n, e.lanes, [], tile)
 
     return loop_of("iipp", emit, name="tiles")
 
@@ -609,10 +609,10 @@ def _woven(k: int, apart: bool) -> Any:
         b, lanes = e.b, e.lanes
 
         def dense(j: Any, v: int) -> Any:
-            return b.add(b.mul(j, c64(k)), c64(v * lanes))
+            return b.add(b.mul(j, word(k)), word(v * lanes))
 
         def line(j: Any, v: int) -> Any:
-            return b.add(b.mul(stride, c64(v)), j)
+            return b.add(b.mul(stride, word(v)), j)
 
         takes, gives = (dense, line) if apart else (line, dense)
 
@@ -626,7 +626,7 @@ def _woven(k: int, apart: bool) -> Any:
                 e.put(V(b, _picked(b, vectors, [place(v, lane) for lane in range(lanes)])), y, gives(j, v), None)
             return carried
 
-        counting(b, c64(0), n, lanes, [], turn)
+        counting(b, word(0), n, lanes, [], turn)
 
     return loop_of("ipp", emit, name=f"{'unweave' if apart else 'weave'}{k}")
 

@@ -14,13 +14,13 @@ from calcvm.equations.kinds import NUMBER, WITH_INDEXES
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.tree import Element, Index, Name, Node, Number, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
-from calcvm.kernels_cpu._common import I64, intrinsic_of
+from calcvm.kernels_cpu._common import WORD, intrinsic_of
 from calcvm.kernels_cpu._math import Lanes
 from calcvm.kernels_cpu._plain_loops import Loops
 from calcvm.kernels_cpu._scatter import scattered
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._values import BAD_PLACE, Operand
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 from calcvm.kernels_cpu._whole import Whole
 
 
@@ -53,10 +53,10 @@ class _Row:
         for name, pointer, t in zip(plain.operands, values[m:], given_type.types[m:]):
             place: Any = -1
             if name in plain.left_out:
-                first = b.gep(b.bitcast(heap, pointer.type), [c64(-1)])
-                there = b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), b.ptrtoint(first, I64))
+                first = b.gep(b.bitcast(heap, pointer.type), [word(-1)])
+                there = b.icmp_unsigned("!=", b.ptrtoint(pointer, WORD), b.ptrtoint(first, WORD))
                 pointer = b.select(there, pointer, self.constant(pointer.type.pointee, plain.left_out[name]))
-                place = b.sext(there, I64)
+                place = b.sext(there, WORD)
             whole = isinstance(t.dtype, (types.Integer, types.Boolean))
             kind = WITH_INDEXES.get(plain.types.get(name, ""), NUMBER) if whole else NUMBER
             self.operands[name] = Operand(pointer, t.dtype, kind, plain.axes.get(name, ()), place)
@@ -71,9 +71,9 @@ class _Row:
     def trap(self) -> None:
         b = self.b
         heap, row = (b.extract_value(self.me, k) for k in range(2))
-        pc = b.ashr(b.load(b.gep(row, [c64(1)])), c64(FLAG_PC_SHIFT))
-        for place, value in ((TRAP_CODE, c64(BAD_PLACE)), (TRAP_PC, pc)):
-            b.store(b.sitofp(value, self.e.element), b.gep(heap, [c64(place)]))
+        pc = b.ashr(b.load(b.gep(row, [word(1)])), word(FLAG_PC_SHIFT))
+        for place, value in ((TRAP_CODE, word(BAD_PLACE)), (TRAP_PC, pc)):
+            b.store(b.sitofp(value, self.e.element), b.gep(heap, [word(place)]))
 
     def emit(self) -> None:
         """The loops, in a version per case of sizes."""
@@ -82,7 +82,7 @@ class _Row:
         if one is None:
             self.loops(stages, {})
             return
-        alone = b.icmp_signed("==", self.words[one].base, c64(1))
+        alone = b.icmp_signed("==", self.words[one].base, word(1))
         with b.if_else(alone) as (narrow, general):
             with narrow:
                 self.loops(stages, {one: Number(1)})
@@ -102,7 +102,7 @@ class _Row:
         loops = Loops(self.e, self.plain, stages, words, self.reals, operands, self.trap)
         alone = [s for s in stages if s.result and s.scan and shared and s.scan[0] == shared.name]
         if shared is None or alone:  # only worker 0 runs it
-            with self.b.if_then(self.b.icmp_signed("==", self.b.extract_value(self.me, 2), c64(0))):
+            with self.b.if_then(self.b.icmp_signed("==", self.b.extract_value(self.me, 2), word(0))):
                 self.results(loops, stages, {})
         else:
             lo, hi = self.share(loops.w.value(loops.size(loops.extents[shared.name])))
@@ -119,7 +119,7 @@ class _Row:
         """As `calcvm.kernels_cpu._common.share`."""
         b = self.b
         worker, workers = (b.extract_value(self.me, k) for k in (2, 3))
-        return tuple(b.sdiv(b.mul(n, w), workers) for w in (worker, b.add(worker, c64(1))))  # type: ignore[return-value]
+        return tuple(b.sdiv(b.mul(n, w), workers) for w in (worker, b.add(worker, word(1))))  # type: ignore[return-value]
 
 
 def single(plain: Plain) -> str | None:

@@ -18,13 +18,13 @@ from calcvm.equations.places import terms
 from calcvm.equations.plain import Stage
 from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ZERO, Call, Element, Index, Name, Node, Number, names, rewritten, substituted, walk
-from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._common import WORD
 from calcvm.kernels_cpu._folds import Fold
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._guards import Guard, along, guards
 from calcvm.kernels_cpu._math import LONG, _vectors, _when, add_exactly, counting, in_groups
 from calcvm.kernels_cpu._values import Point, Value, Values
-from calcvm.kernels_cpu._vectors import c64, phi
+from calcvm.kernels_cpu._vectors import word, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 FUNCTIONS = {*DERIVATIVES} - {
@@ -270,8 +270,8 @@ class Loops(Values):
                     last = w.where(none, Whole(0), Whole(last)).base
                 first, last = w.value(first), w.value(last)
                 here = b.block
-            first = phi(b, I64, (c64(0), before), (first, here))
-            last = phi(b, I64, (w.value(size), before), (last, here))
+            first = phi(b, WORD, (word(0), before), (first, here))
+            last = phi(b, WORD, (w.value(size), before), (last, here))
             lo, hi = w.larger(lo, first), w.smaller(hi, last)
         return lo, w.larger(lo, hi)
 
@@ -388,7 +388,7 @@ class Loops(Values):
 
         def body(n: int, i: Any) -> None:
             with self.scope():
-                points = [p.to(name, Whole(b.add(i, c64(k)) if k else i)) for k in range(n)]
+                points = [p.to(name, Whole(b.add(i, word(k)) if k else i)) for k in range(n)]
                 last = self.order(stage)[-1].name
                 self.hoist(stage.value, points, frozenset({last, *(i.name for i in stage.over)}))
                 if stage.scan:
@@ -413,7 +413,7 @@ class Loops(Values):
                     self.inside(stage, points, axes[axes.index(name) + 1 :])
 
         def whole(i: Any, carried: list) -> list:
-            places = [Whole(b.add(i, c64(k * e.lanes)) if k else i, 1) for k in range(many)]
+            places = [Whole(b.add(i, word(k * e.lanes)) if k else i, 1) for k in range(many)]
             finish([p.to(name, at) for p in rows for at in places])
             return carried
 
@@ -422,7 +422,7 @@ class Loops(Values):
             finish([p.to(name, at, live) for p in rows])
             return carried
 
-        full = b.add(lo, b.and_(b.sub(hi, lo), c64(-many * e.lanes)))
+        full = b.add(lo, b.and_(b.sub(hi, lo), word(-many * e.lanes)))
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
 
@@ -537,7 +537,7 @@ class Loops(Values):
                         lag = texts[text]
                         value = V(b, before[lag - 1])
                         if beyond[text] != 0:
-                            begun = Cond(b.icmp_signed(">=", i, c64(lag)))
+                            begun = Cond(b.icmp_signed(">=", i, word(lag)))
                             value = self.chosen(begun, value, self.as_kind(beyond[text], NUMBER))
                         key, _ = self.known(text, sorted(free_names & p.at.keys()), p)
                         self.keep(key, value)
@@ -550,7 +550,7 @@ class Loops(Values):
 
         counting(
             b,
-            c64(0),
+            word(0),
             w.value(count),
             1,
             [ir.Constant(kind, [0.0] * self.e.lanes if wide else 0.0)] * (most * len(points)),
@@ -590,7 +590,7 @@ class _Reduction:
         if not self.may_be_long:
             return self.whole(points, False)
         count = self.loops.product([i.extent for i in (*self.outer, self.inner)])
-        with b.if_else(b.icmp_signed("<=", count, c64(self.chunk)), likely=True) as (short, long):
+        with b.if_else(b.icmp_signed("<=", count, word(self.chunk)), likely=True) as (short, long):
             with short:
                 alone = self.whole(points, False)
                 here = b.block
@@ -606,7 +606,7 @@ class _Reduction:
         """
         fold, k = self.fold, len(points)
         self.long = long
-        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if long else [])]
+        state = [word(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if long else [])]
         with self.loops.scope():
             state = self.over([*self.outer], points, state)
         state = self.added(state, k) if long else state
@@ -624,7 +624,7 @@ class _Reduction:
         b, start = self.b, 1 + self.k
         totals, lost = state[start : start + k], state[start + k :]
         pairs = [add_exactly(V(b, t), V(b, c), V(b, part[0])) for t, c, part in zip(totals, lost, self.parts(state, k))]
-        return [c64(0), *self.fold.neutral * self.k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
+        return [word(0), *self.fold.neutral * self.k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
 
     def over(self, outer: list[Index], points: Sequence[Point], state: list) -> list:
         loops = self.loops
@@ -655,7 +655,7 @@ class _Reduction:
         later = frozenset(i.name for i in (*further, self.inner)) - {index.name}
         found = [loops.range(self.stage, index, later, p) for p in points]
         if any(x is None or x is not found[0] for x in found[1:]) or found[0] is None:
-            return c64(0), loops.w.value(loops.size(index.extent)), []  # type: ignore[arg-type]
+            return word(0), loops.w.value(loops.size(index.extent)), []  # type: ignore[arg-type]
         lo, hi, true = found[0]
         return loops.w.value(lo), loops.w.value(hi), true
 
@@ -671,9 +671,9 @@ class _Reduction:
             return [state[0], *self.block(points, first, end, state[1 : 1 + self.k])]
 
         def chunk(start: Any, state: list) -> list:
-            state = _when(b, b.icmp_signed(">=", state[0], c64(self.chunk)), lambda s: self.added(s, k), state)
+            state = _when(b, b.icmp_signed(">=", state[0], word(self.chunk)), lambda s: self.added(s, k), state)
             left = b.sub(end, start)
-            n = b.select(b.icmp_signed("<", left, c64(self.chunk)), left, c64(self.chunk))
+            n = b.select(b.icmp_signed("<", left, word(self.chunk)), left, word(self.chunk))
             new = self.block(points, start, b.add(start, n), state[1 : 1 + self.k])
             return [b.add(state[0], n), *new, *state[1 + self.k :]]
 
@@ -692,12 +692,12 @@ class _Reduction:
         def several(i: Any, acc: list) -> list:
             out = []
             for w in range(self.ways):
-                out += self.take(points, Whole(b.add(i, c64(w)) if w else i), None, acc[w * width : (w + 1) * width])
+                out += self.take(points, Whole(b.add(i, word(w)) if w else i), None, acc[w * width : (w + 1) * width])
             return out
 
         if self.ways == 1:
             return counting(b, start, end, 1, acc, several)
-        whole = b.add(start, b.and_(b.sub(end, start), c64(-self.ways)))
+        whole = b.add(start, b.and_(b.sub(end, start), word(-self.ways)))
         acc = counting(b, start, whole, self.ways, acc, several)
         return [
             *counting(b, whole, end, 1, acc[:width], lambda i, acc: self.take(points, Whole(i), None, acc)),

@@ -15,7 +15,7 @@ from calcvm.equations.plain import Stage
 from calcvm.equations.scatter import Scatter, scatter_of
 from calcvm.equations.simplify import conditions, where
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
-from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._common import WORD
 from calcvm.kernels_cpu._math import _vectors, counting, in_groups
 from calcvm.kernels_cpu._plain_loops import Loops
 from calcvm.kernels_cpu._rounded import added
@@ -185,7 +185,7 @@ class Scattering:
 
         def body(n: int, i: Any) -> None:
             with self.loops.scope():
-                self.add([p.to(name, Whole(b.add(i, I64(k)))) for k in range(n)])
+                self.add([p.to(name, Whole(b.add(i, WORD(k)))) for k in range(n)])
 
         in_groups(b, lo, hi, BESIDE, body)
 

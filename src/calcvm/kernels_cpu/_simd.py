@@ -14,9 +14,9 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I32, I64
+from calcvm.kernels_cpu._common import I32, WORD
 from calcvm.kernels_cpu._target import Target
-from calcvm.kernels_cpu._vectors import Vectors, c64, emitted, phi
+from calcvm.kernels_cpu._vectors import Vectors, word, emitted, phi
 
 
 class Emit(Vectors):
@@ -30,11 +30,11 @@ class Emit(Vectors):
         """The pointer ``off + plus`` elements past ``p``."""
         if off is not None:
             p = self.b.gep(p, [off])
-        return self.b.gep(p, [c64(plus)]) if plus else p
+        return self.b.gep(p, [word(plus)]) if plus else p
 
     def smaller(self, i: int, top: Any) -> Any:
         """min(i, top)"""
-        return self.b.select(self.b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0)
+        return self.b.select(self.b.icmp_signed("<", word(i), top), word(i), top) if i else word(0)
 
     def low(self, v: Any) -> Any:
         """The first lanes of a wider vector; other vectors unchanged."""
@@ -98,7 +98,7 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
         b = e.b
         last = Emit(b, e.element, e.target, e.lanes // 2) if half else e
         parts = [(e, None)] * (nv - 1) + [(last, last.lanes_below(rem) if masked else None)]
-        fresh = b.icmp_signed("==", mode, c64(0))
+        fresh = b.icmp_signed("==", mode, word(0))
         add = b.not_(fresh)
 
         def tile(t, c, init):  # type: ignore[no-untyped-def]
@@ -135,13 +135,13 @@ class Tile:
 
     def __init__(self, e: Emit, mr: int, exact: bool, i: Any, left: Any, parts: list[tuple[Emit, Any]]):
         self.e, self.mr, self.exact, self.i, self.parts = e, mr, exact, i, parts
-        self.live = [None if exact else e.b.icmp_signed("<", c64(r), left) for r in range(1, mr)]
+        self.live = [None if exact else e.b.icmp_signed("<", word(r), left) for r in range(1, mr)]
 
     def pointers(self, base: Any, stride: Any) -> list[Any]:
         """Pointers to its rows, which begin at ``base``."""
         found = [base]
         for more in self.live:
-            found.append(self.e.at(found[-1], self.e.b.select(more, stride, c64(0)) if more else stride))
+            found.append(self.e.at(found[-1], self.e.b.select(more, stride, word(0)) if more else stride))
         return found
 
     def begins(self, *walks: tuple[Any, Any]) -> list[Any]:
@@ -152,15 +152,15 @@ class Tile:
         """Places and sums after n steps of ``step(places, sums)``, which returns the next ones."""
         b, before = self.e.b, [*starts, *sums]
         head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
-        b.cbranch(b.icmp_signed(">", n, c64(0)), loop, done)
+        b.cbranch(b.icmp_signed(">", n, word(0)), loop, done)
         b.position_at_end(loop)
-        left = phi(b, I64, (n, head))
+        left = phi(b, WORD, (n, head))
         now = [phi(b, v.type, (v, head)) for v in before]
         places, added = step(now[: len(starts)], now[len(starts) :])
-        after, rest = [*places, *added], b.sub(left, c64(1))
+        after, rest = [*places, *added], b.sub(left, word(1))
         for p, v in zip((left, *now), (rest, *after)):
             p.add_incoming(v, b.block)
-        b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
+        b.cbranch(b.icmp_signed("==", rest, word(0)), done, loop)
         end = b.block
         b.position_at_end(done)
         out = [phi(b, v.type, (v, head), (w, end)) for v, w in zip(before, after)]
@@ -191,18 +191,18 @@ def by_heights(
     e: Emit, m: Any, heights: Iterable[tuple[int, int]], parts: list[tuple[Emit, Any]], visit: Callable[[Tile], None]
 ) -> None:
     """``visit(tile)`` over m rows, in tiles of these heights (see `Tiles`)."""
-    b, at_row = e.b, cgutils.alloca_once(e.b, I64)
-    b.store(c64(0), at_row)
+    b, at_row = e.b, cgutils.alloca_once(e.b, WORD)
+    b.store(word(0), at_row)
     for mr, least in heights:
         test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
         b.branch(test)
         b.position_at_end(test)
         i = b.load(at_row)
         left = b.sub(m, i)
-        b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
+        b.cbranch(b.icmp_signed(">=", left, word(least)), body, end)
         b.position_at_end(body)
         visit(Tile(e, mr, mr == least, i, left, parts))
-        b.store(b.add(i, c64(mr)), at_row)
+        b.store(b.add(i, word(mr)), at_row)
         b.branch(test)
         b.position_at_end(end)
 
@@ -215,15 +215,15 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
 
     def products(t, k, a, ars, acs, b_start, brs, ahead, ahead_cs):  # type: ignore[no-untyped-def]
         e, mr = t.e, t.mr
-        ars = c64(1) if columns else ars
-        a, ahead = t.begins((a, ars), (ahead, c64(1)))
+        ars = word(1) if columns else ars
+        a, ahead = t.begins((a, ars), (ahead, word(1)))
         every = mr if columns else 3 if t.exact else 1  # rows that share a moving pointer
         starts = [e.opaque(p) for p in t.pointers(a, ars)[::every]]
         tall = len(t.parts) * mr > 16
 
         def step(places, acc):  # type: ignore[no-untyped-def]
             bp, *moving = places
-            rows = [e.at(moving[i // every], e.b.mul(ars, c64(i % every)) if i % every else None) for i in range(mr)]
+            rows = [e.at(moving[i // every], e.b.mul(ars, word(i % every)) if i % every else None) for i in range(mr)]
             new = t.multiplied(rows, bp, acc)
             for i in (0, mr - 1) if tall else ():
                 e.prefetch(e.at(moving[-1], None, i), 2)
@@ -243,16 +243,16 @@ def taps(tiles: Callable[[Target], Tiles]) -> Any:
 
         def tap(places, acc):  # type: ignore[no-untyped-def]
             place, bp = places
-            rows = [b.inttoptr(b.load(p), b_start.type) for p in t.pointers(place, c64(1))]
+            rows = [b.inttoptr(b.load(p), b_start.type) for p in t.pointers(place, word(1))]
 
             def step(within, acc):  # type: ignore[no-untyped-def]
                 bp, c = within
-                return [e.at(bp, brs), b.add(c, c64(1))], t.multiplied([b.gep(row, [c]) for row in rows], bp, acc)
+                return [e.at(bp, brs), b.add(c, word(1))], t.multiplied([b.gep(row, [c]) for row in rows], bp, acc)
 
-            (bp, _), acc = t.loop(k, [bp, c64(0)], acc, step)
+            (bp, _), acc = t.loop(k, [bp, word(0)], acc, step)
             return [e.at(place, ts), bp], acc
 
-        (table,) = t.begins((table, c64(1)))
+        (table,) = t.begins((table, word(1)))
         return t.loop(n, [table, b_start], t.zeros, tap)[1]
 
     return _panel(tiles, "taps", "iitiipi", products)
@@ -265,14 +265,14 @@ def gather(tiles: Callable[[Target], Tiles]) -> Any:
         e, b = t.e, t.e.b
         places = [b.add(off, t.i)]
         for more in t.live:
-            places.append(b.add(places[-1], b.zext(more, I64) if more else c64(1)))
+            places.append(b.add(places[-1], b.zext(more, WORD) if more else word(1)))
 
         def step(moving, acc):  # type: ignore[no-untyped-def]
             place, bp = moving
             a = b.inttoptr(b.load(place), b_start.type)
             first = b.gep(a, [places[0]])
             rows = [e.at(first, None, i) if t.exact else b.gep(a, [at]) for i, at in enumerate(places)]
-            return [e.at(place, c64(1)), e.at(bp, brs)], t.multiplied(rows, bp, acc)
+            return [e.at(place, word(1)), e.at(bp, brs)], t.multiplied(rows, bp, acc)
 
         return t.loop(n, [table, b_start], t.zeros, step)[1]
 
@@ -296,7 +296,7 @@ def slides(tiles: Callable[[Target], Tiles]) -> Any:
                 return [e.at(bp, bks), *(e.at(p, acs) for p in now)], t.multiplied(now, bp, acc)
 
             _, acc = t.loop(k, [bp, *rows], acc, step)
-            return [e.at(place, c64(1)), *(e.at(p, ats) for p in rows)], acc
+            return [e.at(place, word(1)), *(e.at(p, ats) for p in rows)], acc
 
         return t.loop(n, [table, *starts], t.zeros, tap)[1]
 
@@ -331,7 +331,7 @@ def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
         _, nv, masked, _ = tiles(e.target)
         mask = e.lanes_below(rem) if masked else None
         with cgutils.for_range(e.b, k) as loop:
-            p, q = e.at(src, e.b.mul(loop.index, rs)), e.at(dst, e.b.mul(loop.index, c64(nv * e.lanes)))
+            p, q = e.at(src, e.b.mul(loop.index, rs)), e.at(dst, e.b.mul(loop.index, word(nv * e.lanes)))
             for j in range(nv):
                 e.store(e.load(e.at(p, None, j * e.lanes), mask if j == nv - 1 else None), e.at(q, None, j * e.lanes))
 
@@ -348,7 +348,7 @@ def unfold() -> Any:
         with cgutils.for_range(b, m) as pixel, cgutils.for_range(b, n) as tap:
             p = e.at(e.at(src, b.mul(tap.index, pitch)), b.mul(pixel.index, step))
             q = e.at(e.at(dst, b.mul(pixel.index, to)), b.mul(tap.index, width))
-            with cgutils.for_range_slice(b, c64(0), width, c64(e.lanes)) as (i, _):
+            with cgutils.for_range_slice(b, word(0), width, word(e.lanes)) as (i, _):
                 e.store(e.load(e.at(p, i)), e.at(q, i))
 
     return native("unfold", "iiipiipi", emit)
@@ -359,15 +359,15 @@ def thin() -> Any:
 
     def emit(e, m, n, k, a, acs, b_start, brs, c, crs, init, irs, mode):  # type: ignore[no-untyped-def]
         b, lanes, four = e.b, e.lanes, Emit(e.b, e.element, e.target, 4)
-        fresh = b.icmp_signed("==", mode, c64(0))
+        fresh = b.icmp_signed("==", mode, word(0))
         mask = four.lanes_below(n)
-        init_mask = four.lanes_below(b.select(fresh, c64(0), n))
-        columns = [e.smaller(j, b.sub(n, c64(1))) for j in range(4)]
+        init_mask = four.lanes_below(b.select(fresh, word(0), n))
+        columns = [e.smaller(j, b.sub(n, word(1))) for j in range(4)]
         sums = [cgutils.alloca_once_value(b, e.zero) for _ in range(8)]
         rows = cgutils.alloca_once(b, e.vec, 8)
-        with cgutils.for_range_slice(b, c64(0), m, c64(2 * lanes)) as (i, _):
+        with cgutils.for_range_slice(b, word(0), m, word(2 * lanes)) as (i, _):
             left = b.sub(m, i)
-            masks = [e.lanes_below(b.sub(left, c64(v * lanes))) for v in range(2)]
+            masks = [e.lanes_below(b.sub(left, word(v * lanes))) for v in range(2)]
             for s in sums:
                 b.store(e.zero, s)
             with cgutils.for_range(b, k) as loop:
@@ -384,11 +384,11 @@ def thin() -> Any:
                     pairs = [lanes // 2 * (q // 2) + t // 2 + lanes * (t % 2) for t in range(lanes)]
                     fours = [lanes // 2 * (q % 2) + t // 4 * 2 + t % 2 + lanes * (t % 4 // 2) for t in range(lanes)]
                     x01, x23 = (b.shuffle_vector(x[t], x[t + 1], e.indices(pairs)) for t in (0, 2))
-                    b.store(b.shuffle_vector(x01, x23, e.indices(fours)), b.gep(rows, [c64(4 * v + q)]))
+                    b.store(b.shuffle_vector(x01, x23, e.indices(fours)), b.gep(rows, [word(4 * v + q)]))
             found = b.bitcast(rows, a.type)
-            with cgutils.for_range(b, b.select(b.icmp_signed("<", left, c64(2 * lanes)), left, c64(2 * lanes))) as loop:
+            with cgutils.for_range(b, b.select(b.icmp_signed("<", left, word(2 * lanes)), left, word(2 * lanes))) as loop:
                 row = b.add(i, loop.index)
-                x = four.load(e.at(found, b.mul(loop.index, c64(4))))
+                x = four.load(e.at(found, b.mul(loop.index, word(4))))
                 y = b.fadd(x, four.load(e.at(init, b.mul(row, irs)), init_mask))
                 four.store(b.select(fresh, x, y), e.at(c, b.mul(row, crs)), mask)
 
@@ -400,9 +400,9 @@ def pack_columns(width: int) -> Any:
 
     def emit(e, n, k, src, cs, dst):  # type: ignore[no-untyped-def]
         at = range(0, width, e.lanes)
-        masks = [e.lanes_below(e.b.sub(n, c64(x))) if e.target.free_masks else None for x in at]
+        masks = [e.lanes_below(e.b.sub(n, word(x))) if e.target.free_masks else None for x in at]
         with cgutils.for_range(e.b, k) as loop:
-            p, q = e.at(src, e.b.mul(loop.index, cs)), e.at(dst, e.b.mul(loop.index, c64(width)))
+            p, q = e.at(src, e.b.mul(loop.index, cs)), e.at(dst, e.b.mul(loop.index, word(width)))
             for x, mask in zip(at, masks):
                 e.store(e.load(e.at(p, None, x), mask), e.at(q, None, x))
 
@@ -414,15 +414,15 @@ def transpose() -> Any:
 
     def emit(e, n, k, src, cs, dst, width):  # type: ignore[no-untyped-def]
         b, lanes = e.b, e.lanes
-        last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last block of a column overlaps another
-        fits = b.icmp_signed(">=", last, c64(0))
+        last = b.sub(k, word(lanes))  # blocks of lanes x lanes elements; the last block of a column overlaps another
+        fits = b.icmp_signed(">=", last, word(0))
         mask = e.lanes_below(k) if e.target.free_masks else None
 
         def block(here, there, left, p):  # type: ignore[no-untyped-def]
             column = e.at(here, p)
             v = [e.load(column, mask)]
             for i in range(1, lanes):
-                column = e.at(column, b.select(b.icmp_signed("<", c64(i), left), cs, c64(0)))
+                column = e.at(column, b.select(b.icmp_signed("<", word(i), left), cs, word(0)))
                 v.append(e.load(column, mask))
             s = 1
             while s < lanes:  # swap the off-diagonal s x s blocks
@@ -435,25 +435,25 @@ def transpose() -> Any:
                 s *= 2
             return v, e.at(there, b.mul(p, width))
 
-        with cgutils.for_range_slice(b, c64(0), n, c64(lanes)) as (x, _):
+        with cgutils.for_range_slice(b, word(0), n, word(lanes)) as (x, _):
             left = b.sub(n, x)
             here, there = e.at(src, b.mul(x, cs)), e.at(dst, x)
             with b.if_else(fits) as (blocks, rest):
-                with blocks, cgutils.for_range_slice(b, c64(0), k, c64(lanes)) as (p, _):
+                with blocks, cgutils.for_range_slice(b, word(0), k, word(lanes)) as (p, _):
                     v, row = block(here, there, left, b.select(b.icmp_signed("<", p, last), p, last))
                     for y in v:
                         e.store(y, row)
                         row = e.at(row, width)
                 with rest:
                     if e.target.free_masks:
-                        v, row = block(here, there, left, c64(0))
+                        v, row = block(here, there, left, word(0))
                         for i, y in enumerate(v[:-1]):
-                            with b.if_then(b.icmp_signed("<", c64(i), k)):
+                            with b.if_then(b.icmp_signed("<", word(i), k)):
                                 e.store(y, row)
                             row = e.at(row, width)
                     else:
                         with cgutils.for_range(b, k) as row:
-                            live = b.select(b.icmp_signed("<", left, c64(lanes)), left, c64(lanes))
+                            live = b.select(b.icmp_signed("<", left, word(lanes)), left, word(lanes))
                             with cgutils.for_range(b, live) as column:
                                 p = e.at(here, b.add(b.mul(column.index, cs), row.index))
                                 b.store(b.load(p), e.at(there, b.add(b.mul(row.index, width), column.index)))

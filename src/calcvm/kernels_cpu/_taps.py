@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit, routine
+from calcvm.kernels_cpu._common import PINT, WORD, at, lanes, njit, routine
 from calcvm.kernels_cpu._gemm import (
     MID,
     WIDE,
@@ -41,7 +41,7 @@ ROWS = 2048  # as in ops.convolution: rows of weights in a block of taps, 512 Ki
 @intrinsic
 def address(tc, p):
     """A pointer as an integer."""
-    return types.int64(p), lambda ctx, b, sig, args: b.ptrtoint(args[0], I64)
+    return types.intp(p), lambda ctx, b, sig, args: b.ptrtoint(args[0], WORD)
 
 
 @intrinsic
@@ -49,9 +49,9 @@ def table(tc):
     """Space for `ENTRIES` addresses on the stack."""
 
     def codegen(ctx, b, sig, args):
-        return cgutils.alloca_once(b, I64, ENTRIES)
+        return cgutils.alloca_once(b, WORD, ENTRIES)
 
-    return PI64(), codegen
+    return PINT(), codegen
 
 
 @njit(inline=True)

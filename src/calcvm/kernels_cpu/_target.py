@@ -33,17 +33,21 @@ class Target:
 
     features : beyond those of its name ("+avx2,-fma"; empty for a name such as "x86-64-v3").
     jit : whether code is linked into this process, as for `host`; if not, it is position-independent, for any linker.
+    abi : the convention of calls, where the triple leaves it open ("ilp32f").
+    simd : width in bits and number of its vector registers, (32, 0) for none; read off LLVM's code if left out.
     """
 
     triple: str
     cpu: str
     features: str = ""
     jit: bool = False
+    abi: str = ""
+    simd: tuple[int, int] | None = None
 
     def machine(self, opt: int = 2) -> llvm.TargetMachine:
         """LLVM's code generator for it; if ``jit``, with Numba's options for code that it links itself."""
         _know(self.triple)
-        options: dict[str, Any] = {"reloc": "pic", "codemodel": "default"}
+        options: dict[str, Any] = {"reloc": "pic", "codemodel": "default", "abiname": self.abi}
         if self.jit:
             reloc = "static" if self.triple.startswith(("x86", "i386", "i686")) else "default"
             options = {"reloc": reloc, "codemodel": "jitdefault", "jit": True}
@@ -53,13 +57,15 @@ class Target:
     @cached_property
     def vectors(self) -> tuple[int, int]:
         """Width in bits and number of the vector registers that the code generator uses, read off its assembly."""
-        return without_signals(self._vectors)
+        return self.simd or without_signals(self._vectors)
 
     def _vectors(self) -> tuple[int, int]:
+        if not self.triple.startswith(("x86", "i386", "i686")):
+            return (32, 0) if self.triple.startswith("riscv") else (128, 32)
         text = self.machine().emit_assembly(llvm.parse_assembly(PROBE))
         if "zmm" in text:
             return 512, 32
-        return (256, 16) if "ymm" in text else (128, 16 if "xmm" in text else 32)
+        return (256, 16) if "ymm" in text else (128, 16)
 
     @property
     def elf(self) -> bool:
@@ -68,7 +74,7 @@ class Target:
 
     def lanes(self, bits: int) -> int:
         """Elements of so many bits in a vector; for short ones as many as of 32 bits, which they are combined with."""
-        return self.vectors[0] // max(bits, 32)
+        return max(self.vectors[0] // max(bits, 32), 1)
 
     @property
     def registers(self) -> int:

@@ -18,16 +18,16 @@ from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.tree import COMPARISONS, Call, Element, Name, Node, Number, names, walk
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._common import WORD
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes
 from calcvm.kernels_cpu._rounded import added, divided, multiplied, subtracted, widened
 from calcvm.kernels_cpu._types import as_number, in_memory
 from calcvm.kernels_cpu._vectors import bits_of, phi
-from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
+from calcvm.kernels_cpu._whole import FALSE, LEAST, TRUE, Cond, Whole, Wholes
 from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
-MOST = 2**62  # of an integer in a place computed from data
+MOST = 2 ** (WORD.width - 2)  # of an integer in a place computed from data
 BAD_PLACE = 1  # trap code, as that of a label
 CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions whose formulas have another name
 Value = Any  # V, Whole or Cond
@@ -437,7 +437,7 @@ class Values:
         vec, size = ir.VectorType(element, n), bits_of(element) // 8
         pointers = ir.VectorType(pointer.type, n)
         scaled = b.mul(offsets, ir.Constant(self.w.vec, [size] * n))
-        at = b.inttoptr(b.add(e.splat(b.ptrtoint(pointer, I64)), scaled), pointers)
+        at = b.inttoptr(b.add(e.splat(b.ptrtoint(pointer, WORD)), scaled), pointers)
         tag = f"v{n}{'i' if isinstance(element, ir.IntType) else 'f'}{size * 8}.v{n}p0"
         gather = e.fn(f"llvm.masked.gather.{tag}", vec, pointers, ir.IntType(32), e.mask, vec)
         return b.call(gather, [at, ir.Constant(ir.IntType(32), size), mask, ir.Constant(vec, [0] * n)])
@@ -449,15 +449,15 @@ class Values:
             return Cond(as_number(v, o.dtype, "bool").v)
         if o.kind == NUMBER:
             return V(b, in_memory(as_number(v, o.dtype, ""), None, self.e.element).v)
-        x = in_memory(as_number(v, o.dtype, ""), types.int64, I64)
+        x = in_memory(as_number(v, o.dtype, ""), types.intp, WORD)
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
     def integer(self, v: V) -> Whole:
         """A float as a place; a fractional one does not exist."""
         b = self.b
-        x = in_memory(v, types.int64, I64)
+        x = in_memory(v, types.intp, WORD)
         same = b.fcmp_ordered("==", b.sitofp(x.v, v.v.type), v.v)
-        x = V(b, b.select(same, x.v, x.const(-(2**63)).v))
+        x = V(b, b.select(same, x.v, x.const(LEAST).v))
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
     def stored_before(self, stage: Stage, p: Point) -> Value:

@@ -9,12 +9,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
+from calcvm.kernels_cpu._common import I1, I32, WORD, intrinsic_of
 from calcvm.kernels_cpu._target import Target, current
 
 
-def c64(v: int) -> Any:
-    return ir.Constant(I64, v)
+def word(v: int) -> Any:
+    return WORD(v)
 
 
 def bits_of(element: Any) -> int:
@@ -90,7 +90,7 @@ def emitted(
 
     def typing(*args: Any) -> Any:
         dtype = args[kinds.index("p")].dtype
-        of_kind = {"i": types.int64, "f": dtype, "d": types.float64}
+        of_kind = {"i": types.intp, "f": dtype, "d": types.float64}
         returned = types.UniTuple(dtype, result) if result > 1 else dtype if result else types.void
         sig = returned(*(of_kind.get(kind, a) for a, kind in zip(args, kinds)))
 

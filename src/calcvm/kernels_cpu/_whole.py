@@ -12,11 +12,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from calcvm.kernels_cpu._common import I1, I64
+from calcvm.kernels_cpu._common import I1, WORD
 from calcvm.kernels_cpu._math import Lanes
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
-Int = Any  # a Python int, or an i64
+Int = Any  # a Python int, or one of code (`calcvm.kernels_cpu._common.WORD`)
+LEAST, MOST = -(2 ** (WORD.width - 1)), 2 ** (WORD.width - 1) - 1
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -66,13 +67,13 @@ class Wholes:
 
     def __init__(self, e: Lanes):
         self.e, self.b = e, e.b
-        self.vec = ir.VectorType(I64, e.lanes)
+        self.vec = ir.VectorType(WORD, e.lanes)
         self.iota = ir.Constant(self.vec, list(range(e.lanes)))
 
     # ------------------------------------------------------------ one integer
     @staticmethod
     def value(x: Int) -> Any:
-        return c64(x) if isinstance(x, int) else x
+        return word(x) if isinstance(x, int) else x
 
     def plus(self, x: Int, y: Int) -> Int:
         if isinstance(x, int) and isinstance(y, int):

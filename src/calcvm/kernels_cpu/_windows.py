@@ -16,10 +16,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._common import WORD
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of, narrow
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
 WIDE = 4  # vectors that visit the taps together
 TABLE = 256  # taps that fit a `table`
@@ -43,14 +43,14 @@ def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -
     if isinstance(n, int):
         for k in range(n):
             carried = _nest(
-                b, inner, [b.add(x, b.mul(c64(k), s)) for x, s in zip(at, steps)] if k else at, carried, take
+                b, inner, [b.add(x, b.mul(word(k), s)) for x, s in zip(at, steps)] if k else at, carried, take
             )
         return carried
 
     def turn(i: Any, state: list) -> list:
         return _nest(b, inner, [b.add(x, b.mul(i, s)) for x, s in zip(at, steps)], state, take)
 
-    return counting(b, c64(0), n, 1, carried, turn)
+    return counting(b, word(0), n, 1, carried, turn)
 
 
 def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = False) -> None:
@@ -66,7 +66,7 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = F
             inside([b.mul(o, gap) for gap in gaps])
             return state
 
-        counting(b, c64(0), m, 1, [], window)
+        counting(b, word(0), m, 1, [], window)
 
     def together(places: list) -> None:  # masks are computed once for all windows
         for some in [[place] for place in places] if apart else [places]:
@@ -75,7 +75,7 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable, apart: bool = F
     with b.if_else(narrow(e, n)) as (one, several):
         with one:
             mask = e.lanes_below(n)
-            windows(lambda starts: body([(c64(0), mask)], starts))
+            windows(lambda starts: body([(word(0), mask)], starts))
         with several:
             blocks(e, n, WIDE, together)
 
@@ -89,7 +89,7 @@ def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
     done = b.append_basic_block("done")
     for taps in (1, 2, 3):
         here, there = b.append_basic_block("few"), b.append_basic_block("more")
-        few = b.and_(b.icmp_signed("==", nb, c64(1)), b.icmp_signed("==", nc, c64(taps)))
+        few = b.and_(b.icmp_signed("==", nb, word(1)), b.icmp_signed("==", nc, word(taps)))
         b.cbranch(few, here, there)
         b.position_at_end(here)
         emit(1, taps)
@@ -177,7 +177,7 @@ def _first_of_largest() -> Any:
                     where.append(b.select(higher, tap, found))
                 return best + where
 
-            loops = [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, c64(1)])]
+            loops = [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, word(1)])]
             least = ir.Constant(e.vec, [float("-inf")] * e.lanes)
             state = _nest(b, loops, [starts[0], t], [least] * wide + [splat(t)] * wide, take)
             kept = ir.VectorType(index.type.pointee, e.lanes)
@@ -230,7 +230,7 @@ def _spread(name: str, of_tap: bool) -> Any:
 
     def emit(e: Lanes, m, n, gap, nc, sc, *args):  # type: ignore[no-untyped-def]
         b = e.b
-        t, dy, index, dx = args if of_tap else (c64(0), args[0], args[0], args[1])
+        t, dy, index, dx = args if of_tap else (word(0), args[0], args[0], args[1])
 
         def columns(places: list, starts: list) -> None:
             p, q = b.gep(dy, starts[:1]), b.gep(index, starts[:1])
@@ -242,7 +242,7 @@ def _spread(name: str, of_tap: bool) -> Any:
                     e.put(_of_tap(e, p, q, *place, at[1]) if of_tap else parts[j], to, *place)
                 return state
 
-            _nest(b, [(nc, [sc, c64(1)])], [starts[1], t], [], put)
+            _nest(b, [(nc, [sc, word(1)])], [starts[1], t], [], put)
 
         _each(e, m, n, (n, gap), columns)
 
@@ -258,6 +258,6 @@ def table(tc):
     """A pointer to TABLE integers on the stack."""
 
     def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
-        return cgutils.alloca_once(b, I64, TABLE)
+        return cgutils.alloca_once(b, WORD, TABLE)
 
-    return types.CPointer(types.int64)(), codegen
+    return types.CPointer(types.intp)(), codegen

@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, given, kernel, like, njit, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, like, njit, share
 from calcvm.kernels_cpu._epilogues import NONE, activate, scale_by_derivative
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import gemv
@@ -57,7 +57,7 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b:
         yi = at(y, lo * N)
         product(rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, me.worker * wn), wn)
         if act != NONE:
-            activate(m * N, yi, act, bits_of(alpha))
+            activate(m * N, yi, act, alpha)
         lo += m
 
 
@@ -100,7 +100,7 @@ def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wn, wt: Ptr, dy: Ptr,
         d, y = at(dx, lo * K), at(ya, lo * K)
         product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, me.worker * wn), wn)
         if act != NONE:
-            scale_by_derivative(m * K, d, y, act, bits_of(alpha))
+            scale_by_derivative(m * K, d, y, act, alpha)
         lo += m
 
 

@@ -35,7 +35,7 @@ PLANES = 1 << 15  # cells of planes, and of columns: as in ops.convolution
 PACKED = 256  # from this many pixels on weights are packed, if they have more columns than a panel
 SHAPE = "i" * 21  # arguments of routines: G, C, F, and six numbers of each axis
 CHAIN = 512  # as in ops.convolution: cells in a column of taps
-TODO = "iippppp"  # the epilogue, as in `_epilogues.finish`
+TODO = "idppppp"  # the epilogue, as in `_epilogues.finish`
 IN_CACHE = 120  # pixels whose gradients, for a panel's columns, stay in L1
 
 

@@ -15,7 +15,7 @@ from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words, words_for
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import (
-    I64,
+    WORD,
     Float,
     Ptr,
     alike,
@@ -120,7 +120,7 @@ def stack(tc, x):
 
 def softmax_lanes(e, n, x, y):
     """Maximum, sum of exp(x - maximum) and x of a row of one vector; y = softmax(x)."""
-    b, mask, first = e.b, e.below(n), ir.Constant(I64, 0)
+    b, mask, first = e.b, e.below(n), ir.Constant(WORD, 0)
     v = e.get(x, first, mask)
     known = b.select(mask, v.v, ir.Constant(e.vec, [float("-inf")] * e.lanes))
     m = _horizontal(e, known, lambda p, q: p.where(p > q, q))  # may miss a NaN; exp and the sum do not
@@ -146,7 +146,7 @@ def one_vector(bits=0):
             e = Lanes(b, ctx.get_value_type(element), current(), bits // element.bitwidth)
             return ctx.make_tuple(b, sig.return_type, softmax_lanes(e, *args)[:2])
 
-        return types.UniTuple(element, 2)(types.int64, x, y), codegen
+        return types.UniTuple(element, 2)(types.intp, x, y), codegen
 
     return softmax
 
@@ -163,13 +163,13 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
         n, x, t, y, hard, soft = args
         e = Lanes(b, ctx.get_value_type(element), current())
         mask, zero = e.below(n), ir.Constant(e.vec, [0.0] * e.lanes)
-        q = e.get(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
+        q = e.get(t, ir.Constant(WORD, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
         m, s, v = softmax_lanes(e, n, x, y)
         q = F.V(b, b.select(mask, q.v, zero))
         weight, term = _horizontal(e, q.v, add), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, add)
         return ctx.make_tuple(b, sig.return_type, [s, weight, term])
 
-    return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
+    return types.UniTuple(element, 3)(types.intp, x, t, y, element, element), codegen
 
 
 softmax_vector = one_vector()

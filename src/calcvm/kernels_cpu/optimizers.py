@@ -16,7 +16,7 @@ from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE, WEIGHT_DECAY
 from calcvm.kernel import words
 from calcvm.kernels_cpu._common import (
-    I64,
+    WORD,
     REASSOC,
     Float,
     Ptr,
@@ -68,7 +68,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
             hyper = b.extract_value(args[2], count)
 
             def slot(name: str) -> V:
-                return V(b, b.load(b.gep(hyper, [I64(HYPER_SLOTS.index(name))])))
+                return V(b, b.load(b.gep(hyper, [WORD(HYPER_SLOTS.index(name))])))
 
             def number(name: str) -> Any:
                 return ctx.cast(b, op.coefficient(name, slot).v, types.float64, dtype)
@@ -79,7 +79,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
             each(new, "v" * count, writes=len(writes))(e, args[0], *reads, *writes, *numbers)
             return ctx.get_dummy_value()
 
-        return types.void(types.int64, types.int64, given), codegen
+        return types.void(types.intp, types.intp, given), codegen
 
     return intrinsic_of(3, typing)
 

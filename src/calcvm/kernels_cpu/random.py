@@ -18,14 +18,14 @@ _mix, _key, _bits = hashing(lambda fn: fn, lambda x: x, V.shift_right)
 @intrinsic
 def key_of(tc, seed, counter, stream):
     """The key with which a row of a step hashes its element indexes."""
-    i64 = types.int64
+    i64 = types.intp
     return i64(i64, i64, i64), lambda ctx, b, sig, args: _key(*(V(b, a) for a in args)).v
 
 
 @intrinsic
 def bits_of(tc, key, index):
     """62 random bits of an element, as an integer."""
-    i64 = types.int64
+    i64 = types.intp
     return i64(i64, i64), lambda ctx, b, sig, args: _bits(*(V(b, a) for a in args)).v
 
 

@@ -25,7 +25,7 @@ from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import column_sums, copy, fill
 from calcvm.kernels_cpu._simd import Emit, Tile, by_heights, native, transpose
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
 WIDE, MANY = 16, 128  # accumulators of one sample alone that has more units than so many
 transposed = transpose()
@@ -40,25 +40,25 @@ def _tiles(
     vectors : accumulators for each vector of units.  blocks : vectors of units in a tile of several rows.
     """
     b = e.b
-    broad, full = max(WIDE // vectors, 1), b.and_(units, c64(-e.lanes))
+    broad, full = max(WIDE // vectors, 1), b.and_(units, word(-e.lanes))
     height = (24 if e.target.registers == 32 else 12) // vectors
 
     def over(start: Any, stop: Any, n: int, rem: Any = None) -> None:
         most = height // n
-        with cgutils.for_range_slice(b, start, stop, c64(n * e.lanes)) as (j, _):
+        with cgutils.for_range_slice(b, start, stop, word(n * e.lanes)) as (j, _):
             masks = [None] * (n - 1) + [None if rem is None else e.lanes_below(rem)]
             heights = {most: most, max(most // 2, 1): min(most, 2), 1: 1} if most else {1: 1}
             by_heights(e, m, heights.items(), [(e, mask) for mask in masks], lambda t: visit(t, j, masks))
 
     def whole(start: Any, n: int) -> Any:
-        stop = b.add(start, b.mul(b.udiv(b.sub(units, start), c64(n * e.lanes)), c64(n * e.lanes)))
+        stop = b.add(start, b.mul(b.udiv(b.sub(units, start), word(n * e.lanes)), word(n * e.lanes)))
         over(start, stop, n)
         return stop
 
-    begin = cgutils.alloca_once_value(b, c64(0))
+    begin = cgutils.alloca_once_value(b, word(0))
     if broad > blocks:
-        with b.if_then(b.and_(b.icmp_signed("==", m, c64(1)), b.icmp_signed(">", units, c64(MANY)))):
-            b.store(whole(c64(0), broad), begin)
+        with b.if_then(b.and_(b.icmp_signed("==", m, word(1)), b.icmp_signed(">", units, word(MANY)))):
+            b.store(whole(word(0), broad), begin)
     done = b.load(begin)
     for n in (blocks, 1) if blocks > 1 else (1,):
         done = whole(done, n)
@@ -72,7 +72,7 @@ class Rows:
         self.t, self.e, self.j, self.masks = t, t.e, j, masks
 
     def numbers(self, table: Any) -> list[Any]:
-        return [self.e.b.load(p) for p in self.t.pointers(self.e.at(table, self.t.i), c64(1))]
+        return [self.e.b.load(p) for p in self.t.pointers(self.e.at(table, self.t.i), word(1))]
 
     def of(self, base: Any, numbers: list[Any], stride: Any) -> list[Any]:
         return [self.e.at(base, self.e.b.mul(n, stride)) for n in numbers]
@@ -80,7 +80,7 @@ class Rows:
     def offset(self, gate: Any, q: int) -> Any:
         """The place of vector q of the tile's units; gate : the place of its gate in a row, or None."""
         j = self.j if gate is None else self.e.b.add(self.j, gate)
-        return self.e.b.add(j, c64(q * self.e.lanes))
+        return self.e.b.add(j, word(q * self.e.lanes))
 
     def load(self, p: Any, q: int, gate: Any = None) -> V:
         return V(self.e.b, self.e.load(self.e.at(p, self.offset(gate, q)), self.masks[q]))
@@ -98,9 +98,9 @@ class Rows:
             bv = [e.load(e.at(p, off), mask) for off, mask in places]
             av = [e.splat(b.load(e.at(row, i), align=e.size)) for row in rows]
             new = [e.fma(a, v, acc[r * len(bv) + c]) for r, a in enumerate(av) for c, v in enumerate(bv)]
-            return [e.at(p, stride), b.add(i, c64(1))], new
+            return [e.at(p, stride), b.add(i, word(1))], new
 
-        return self.t.loop(k, [w, c64(0)], acc, step)[1]
+        return self.t.loop(k, [w, word(0)], acc, step)[1]
 
     def stored(self, r: int, store: Callable[[], None]) -> None:
         """Store the results of row r, if it is no repetition: rows may be updated in place."""
@@ -114,7 +114,7 @@ class Rows:
 # ---------------------------------------------------------------- one step
 def parts(e: Emit, H: Any, cell: Cell) -> list[Any]:
     """Where the parts of a row that has several numbers of each unit begin: gates, states, parameters."""
-    return [e.b.mul(H, c64(x)) for x in range(max(cell.gates, cell.kept, cell.others, cell.parameters))]
+    return [e.b.mul(H, word(x)) for x in range(max(cell.gates, cell.kept, cell.others, cell.parameters))]
 
 
 def _step(cell: Cell) -> Any:
@@ -127,14 +127,14 @@ def _step(cell: Cell) -> Any:
     def emit(  # type: ignore[no-untyped-def]
         e, m, k, H, now, z, zs, x, kx, wi, w, p, bias, hb, of_h, hs, cb, of_c, cs, c, to_c, y, gates, more, keep, keep_more
     ):  # fmt: skip
-        b, row, gate = e.b, e.b.mul(H, c64(g)), parts(e, H, cell)
+        b, row, gate = e.b, e.b.mul(H, word(g)), parts(e, H, cell)
 
         def visit(t: Tile, j: Any, masks: list[Any]) -> None:
             a, nb = Rows(t, j, masks), len(masks)
             steps, before = a.numbers(now), a.numbers(of_h)
             xs, hs_, ys = a.of(x, steps, kx), a.of(hb, before, hs), a.of(y, steps, H)
-            olds, news = a.of(cb, a.numbers(of_c), cs), a.of(c, a.numbers(to_c), b.mul(H, c64(others)))
-            kept, mores = a.of(gates, steps, b.mul(H, c64(cell.kept))), a.of(more, steps, b.mul(H, c64(cell.apart)))
+            olds, news = a.of(cb, a.numbers(of_c), cs), a.of(c, a.numbers(to_c), b.mul(H, word(others)))
+            kept, mores = a.of(gates, steps, b.mul(H, word(cell.kept))), a.of(more, steps, b.mul(H, word(cell.apart)))
             of_units = [[a.load(p, q, gate[x]) for x in range(cell.parameters)] for q in range(nb)]
             each = [(i, q) for i in range(g) for q in range(nb)]
             of_x = a.products(kx, xs, wi, row, gate[:g], [e.zero] * (t.mr * len(each)))
@@ -156,7 +156,7 @@ def _step(cell: Cell) -> Any:
                             a.store(v, news[r], q, gate[x])
                         for flag, to, new in ((keep, kept[r], to_gates), (keep_more, mores[r], to_more)):
                             if new:
-                                with b.if_then(b.icmp_signed("!=", flag, c64(0))):
+                                with b.if_then(b.icmp_signed("!=", flag, word(0))):
                                     for x, v in enumerate(new):
                                         a.store(v, to, q, gate[x])
 
@@ -175,9 +175,9 @@ def _step_back(cell: Cell) -> Any:
         e, m, run, H, now, who, dnext, mnext, wt, ws, p, dy, dys, hb, of_h, hs, cb, of_c, cs, y, c, gates, more, dh, dc, dz, dmore, dp,
         dh0, only,
     ):  # fmt: skip
-        b, row, rest, gate = e.b, e.b.mul(H, c64(g)), e.b.mul(H, c64(apart)), parts(e, H, cell)
-        of_c_row, of_p_row = b.mul(H, c64(others)), b.mul(H, c64(cell.parameters))
-        k, ka = (b.mul(run, b.mul(H, c64(n))) for n in (merged, apart))
+        b, row, rest, gate = e.b, e.b.mul(H, word(g)), e.b.mul(H, word(apart)), parts(e, H, cell)
+        of_c_row, of_p_row = b.mul(H, word(others)), b.mul(H, word(cell.parameters))
+        k, ka = (b.mul(run, b.mul(H, word(n))) for n in (merged, apart))
 
         def visit(t: Tile, j: Any, masks: list[Any]) -> None:
             a, nb = Rows(t, j, masks), len(masks)
@@ -187,7 +187,7 @@ def _step_back(cell: Cell) -> Any:
             acc = a.products(k, a.of(dnext, steps, row), wt, ws, [None], acc)
             if apart:
                 acc = a.products(
-                    ka, a.of(mnext, steps, rest), e.at(wt, b.mul(b.mul(H, c64(merged)), ws)), ws, [None], acc
+                    ka, a.of(mnext, steps, rest), e.at(wt, b.mul(b.mul(H, word(merged)), ws)), ws, [None], acc
                 )
             firsts = a.of(dh0, samples, H)
 
@@ -197,7 +197,7 @@ def _step_back(cell: Cell) -> Any:
                         a.store(V(b, acc[r * nb + q]), firsts[r], q)
 
             def inside() -> None:
-                gs, ms = a.of(gates, steps, b.mul(H, c64(cell.kept))), a.of(more, steps, rest)
+                gs, ms = a.of(gates, steps, b.mul(H, word(cell.kept))), a.of(more, steps, rest)
                 zs, dms, dps = a.of(dz, steps, row), a.of(dmore, steps, rest), a.of(dp, steps, of_p_row)
                 ys, cs_ = a.of(y, steps, H), a.of(c, steps, of_c_row)
                 hs_, olds = a.of(hb, a.numbers(of_h), hs), a.of(cb, a.numbers(of_c), cs)
@@ -224,7 +224,7 @@ def _step_back(cell: Cell) -> Any:
 
                         a.stored(r, store)
 
-            with b.if_else(b.icmp_signed("!=", only, c64(0))) as (last, other):
+            with b.if_else(b.icmp_signed("!=", only, word(0))) as (last, other):
                 with last:
                     end()
                 with other:

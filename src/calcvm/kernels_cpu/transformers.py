@@ -35,7 +35,7 @@ from calcvm.kernels_cpu._math import (
     scale,
 )
 from calcvm.kernels_cpu._simd import transpose
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import word
 
 # A block of scores has QUERIES rows, or twice as many if there are at most FEW keys.  `ops.transformers` has the same numbers.
 QUERIES, KEYS, FEW = 24, 256, 128
@@ -58,12 +58,12 @@ def _rows(
     """
 
     def of(e: Any, n: Any, w: Any, *args: Any) -> None:
-        b, last, (strides, xs) = e.b, e.b.sub(n, c64(1)), (args[: 2 * matrices : 2], args[1 : 2 * matrices : 2])
+        b, last, (strides, xs) = e.b, e.b.sub(n, word(1)), (args[: 2 * matrices : 2], args[1 : 2 * matrices : 2])
         y, more = (args[2 * matrices :][0], args[2 * matrices + 1 :]) if combine else (None, args[2 * matrices :])
         neutral = ir.Constant(e.vec, [initial] * e.lanes)
 
         def four(r: Any, carried: list) -> list:
-            places = [b.select(b.icmp_signed("<", i, last), i, last) for i in (b.add(r, c64(k)) for k in range(4))]
+            places = [b.select(b.icmp_signed("<", i, last), i, last) for i in (b.add(r, word(k)) for k in range(4))]
             rows = [[b.gep(x, [b.mul(i, stride)]) for stride, x in zip(strides, xs)] for i in places]
             terms = [term(e, i, *more) for i in places]
 
@@ -81,7 +81,7 @@ def _rows(
                 b.store(_horizontal(e, v, combine), b.gep(y, [i]))
             return carried
 
-        counting(b, c64(0), n, 4, [], four)
+        counting(b, word(0), n, 4, [], four)
 
     return loop_of("i" + "ip" * matrices + "p" * bool(combine) + kinds, of)
 

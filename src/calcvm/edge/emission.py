@@ -1,0 +1,81 @@
+"""Objects of straight code, each made by a process of its own: LLVM ends the process where it cannot go on, and Numba has one width."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.edge.targets import TARGETS, Edge
+from calcvm.errors import CalcError
+from calcvm.frozen import frozen
+from calcvm.helper_process import HelperProcess
+from calcvm.vm.program.program import Program, load_program
+
+Spans = Mapping[str, list[tuple[int, int]]]
+
+
+@frozen
+class Code:
+    """An object file, and the functions that it calls and does not have."""
+
+    object: bytes
+    undefined: tuple[str, ...]
+
+
+def emit(program: Program, batch: int, entries: Spans, edge: Edge) -> Code:
+    """The object of a program's entries: for each name the spans of its rows.
+
+    Raises
+    ------
+    CalcError : the processor lacks something that a row needs, or the code generator gives up.
+    """
+    file = io.BytesIO()
+    program.save(file)
+    request = {"edge": edge.name, "batch": batch, "entries": entries}
+    helper = HelperProcess(__name__, errors=subprocess.PIPE)
+    try:
+        answer, told = helper.process.communicate(json.dumps(request).encode() + b"\n" + file.getvalue())
+    finally:
+        helper.end()
+    head, _, code = answer.partition(b"\n")
+    if not head:
+        lines = [line for line in told.decode(errors="replace").splitlines() if line.strip()]
+        reason = next((line for line in lines if "LLVM ERROR" in line), (lines or ["it ended without a word"])[-1])
+        raise CalcError(f"export: no code for {edge.name}: {reason}")
+    found = json.loads(head)
+    if "error" in found:
+        raise CalcError(f"export: {found['error']}")
+    return Code(code, tuple(found["undefined"]))
+
+
+# ---------------------------------------------------------------- in the process
+def serve() -> None:
+    """Answer one request."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing else may be written before the answer
+    request = json.loads(sys.stdin.buffer.readline())
+    edge, code = TARGETS[request["edge"]], b""
+    if edge.bits == 32:
+        from calcvm.edge.narrow import narrow
+
+        narrow()
+    try:
+        head, code = _made(request, edge)
+    except CalcError as error:
+        head = {"error": str(error)}
+    answers.write(json.dumps(head).encode() + b"\n" + code)
+    answers.flush()
+
+
+def _made(request: dict[str, Any], edge: Edge) -> tuple[dict[str, Any], bytes]:
+    from calcvm.edge.straight import Straight
+
+    program = load_program(io.BytesIO(sys.stdin.buffer.read()))
+    names = [instruction.name for instruction in program.instructions]
+    made = Straight(program.rows_for(request["batch"]), names, program.dtype, request["entries"], edge)
+    return {"undefined": made.undefined}, made.code

@@ -1,0 +1,155 @@
+"""A program as straight code: one LLVM module in which each row's kernel is called with the row's words as constants.
+
+There is no loop over rows, no table and no indirect call: what a step takes, of instructions and of stack, can be read off the code.
+The rows are the truth: the module is made of a verified program.
+
+An entry is ``int32_t NAME(void *heap)``.  It returns 0, or the code of a trap and, above `TRAP_SHIFT` bits, the row where it was met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+
+from calcvm.edge.targets import Edge
+from calcvm.errors import CalcError
+from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, element_of
+from calcvm.kernels_cpu import find
+from calcvm.kernels_cpu._codegen import context_of
+from calcvm.kernels_cpu._common import I8, I32, I64, ROUTINES, WORD, entry_of, lowered, on_device
+from calcvm.kernels_cpu._target import on_target
+from calcvm.vm.program.encoding import phases_of
+
+TRAP_SHIFT = 8
+ROUNDS = 2  # of LLVM's passes: what became constant in one is used in the next
+ELEMENTS = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "int64": I64, "int32": I32}
+INLINED = ("activate", "scale_by_derivative", "complete")  # routines of which little is left where their choice is known
+
+
+class Straight:
+    """The module of a program's entries.
+
+    rows : the program's, for the batch of the pack.  names : of the rows' kernels.  entries : for each name the spans of its rows.
+    """
+
+    def __init__(self, rows: np.ndarray, names: list[str], dtype: str, entries: Mapping[str, Iterable[tuple[int, int]]], edge: Edge):
+        self.rows, self.names, self.dtype, self.edge = rows, names, dtype, edge
+        self.entries = {name: [*spans] for name, spans in entries.items()}
+        self.element = ELEMENTS[dtype]
+        self.bodies: dict[str, tuple[str, Any]] = {}  # by kernel: the name of its body, and its words
+        self.calls = ir.Module()
+        if edge.small:
+            import_module("calcvm.kernels_cpu._small")
+        with on_device("small" if edge.small else "cpu"), on_target(edge.target):
+            self.module = llvm.parse_assembly("")
+            self.module.triple, self.module.data_layout = edge.target.triple, str(edge.target.machine().target_data)
+            for name in dict.fromkeys(names[rows[pc, 0]] for spans in self.entries.values() for span in spans for pc in range(*span)):
+                kernel = find(name)
+                self.bodies[name] = self._lowered(kernel, kernel.words), kernel.words
+            self._routines()
+        for name, spans in self.entries.items():
+            self._entry(name, spans)
+        self.module.link_in(llvm.parse_assembly(str(self.calls)))
+        self._optimize()
+
+    # ------------------------------------------------------------ bodies
+    def _lowered(self, fn: Any, words: Any) -> str:
+        """Link a kernel or routine in; the name of its body."""
+        library, body = lowered(fn.fn, fn.signature(self.dtype), words, self.edge.target)
+        part = library._final_module
+        for value in (*part.functions, *part.global_variables):
+            if not value.is_declaration and value.name != body:
+                value.linkage = "internal"
+        self.module.link_in(part)
+        return body
+
+    def _routines(self) -> None:
+        """Link in all routines that are called by their symbols."""
+        known = {routine.symbol(self.dtype): routine for routine in ROUTINES.values()}
+        while wanted := [f.name for f in self.module.functions if f.is_declaration and f.name in known]:
+            for symbol in wanted:
+                routine = known[symbol]
+                body = self._lowered(routine, None)
+                self.module.link_in(llvm.parse_assembly(entry_of(context_of(self.edge.target), routine.signature(self.dtype), body, symbol)))
+                for name in (symbol, body) if routine.name in INLINED else (body,):
+                    self.module.get_function(name).add_function_attribute("alwaysinline")
+
+    # ------------------------------------------------------------ entries
+    def _entry(self, name: str, spans: list[tuple[int, int]]) -> None:
+        f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
+        b = ir.IRBuilder(f.append_basic_block())
+        (heap,) = f.args
+        for span in spans:
+            for pc in range(*span):
+                for phase in range(phases_of(self.rows[pc])):
+                    self._call(b, heap, pc, phase)
+        code, where = (b.gep(heap, [I32(place)]) for place in (TRAP_CODE, TRAP_PC))
+        trap = b.add(b.fptosi(b.load(code), I32), b.shl(b.fptosi(b.load(where), I32), I32(TRAP_SHIFT)))
+        for place in (code, where):
+            b.store(self.element(0.0), place)
+        b.ret(trap)
+
+    def _call(self, b: ir.IRBuilder, heap: Any, pc: int, phase: int) -> None:
+        """Call a row's kernel, in Numba's convention, as the only worker."""
+        body, words = self.bodies[self.names[self.rows[pc, 0]]]
+        args = [heap, self._head(b, pc), WORD(0), WORD(1), WORD(phase)]
+        for (word, kind), value in zip(words, self.rows[pc, PREFIX:].tolist()):
+            if kind == "float":
+                args.append(ir.DoubleType()(np.int64(value).view(np.float64).item()))
+                continue
+            if not -(2 ** (WORD.width - 1)) <= value < 2 ** (WORD.width - 1):
+                raise CalcError(f"row {pc}: {word}={value} is beyond integers of {WORD.width} bits, which {self.edge.name} has")
+            if kind == "int":
+                args.append(WORD(value))
+            else:
+                own = element_of(kind)
+                base = b.bitcast(heap, ELEMENTS.get(own, I8).as_pointer()) if own else heap
+                args.append(b.gep(base, [WORD(value)]))
+        result, error = b.alloca(I8.as_pointer()), b.alloca(I8.as_pointer())
+        given = [result, error, *args]
+        f = self.calls.globals.get(body) or ir.Function(self.calls, ir.FunctionType(I32, [a.type for a in given]), body)
+        b.call(f, given)
+
+    def _head(self, b: ir.IRBuilder, pc: int) -> Any:
+        """The first words of a row, which traps read."""
+        name = f"row_{pc}"
+        if name not in self.calls.globals:
+            t = ir.ArrayType(I64, PREFIX)
+            g = ir.GlobalVariable(self.calls, t, name)
+            g.linkage, g.global_constant, g.initializer = "internal", True, t([0, int(self.rows[pc, 1])])
+        return b.gep(self.calls.globals[name], [I32(0), I32(0)])
+
+    # ------------------------------------------------------------ optimization
+    def _optimize(self) -> None:
+        bodies = {body for body, _ in self.bodies.values()}
+        for f in self.module.functions:
+            if f.is_declaration:
+                continue
+            if f.name not in self.entries:
+                f.linkage = "internal"
+            if self.edge.small:
+                f.add_function_attribute("minsize")
+                f.add_function_attribute("optsize")
+            if f.name in bodies:
+                f.add_function_attribute("alwaysinline")
+        machine = self.edge.target.machine(2)
+        for _ in range(ROUNDS):
+            tuning = llvm.create_pipeline_tuning_options(2)
+            tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = not self.edge.small
+            builder = llvm.create_pass_builder(machine, tuning)
+            builder.getModulePassManager().run(self.module, builder)
+            more = llvm.create_new_module_pass_manager()
+            more.add_ipsccp_pass()
+            more.add_dead_arg_elimination_pass()
+            more.add_merge_functions_pass()
+            more.add_constant_merge_pass()
+            more.add_global_dead_code_eliminate_pass()
+            more.run(self.module, builder)
+        self.module.verify()
+        self.undefined = [f.name for f in self.module.functions if f.is_declaration and not f.name.startswith("llvm.")]
+        self.code = machine.emit_object(self.module)
