@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,15 +17,26 @@ from calcvm.frozen import frozen
 from calcvm.helper_process import HelperProcess
 from calcvm.vm.program.program import Program, load_program
 
+FRAME = re.compile(r"stack frame size \((\d+)\) exceeds limit \(0\) in function '([^']+)'")
 Spans = Mapping[str, list[tuple[int, int]]]
 
 
 @frozen
 class Code:
-    """An object file, and the functions that it calls and does not have."""
+    """An object file.
+
+    undefined : functions that it calls and does not have.  frames : bytes of stack of each of its functions.
+    calls : by function those that it calls.
+    """
 
     object: bytes
     undefined: tuple[str, ...]
+    frames: dict[str, int]
+    calls: dict[str, list[str]]
+
+    def stack(self, name: str) -> int:
+        """Bytes of stack that a function and all that it calls take, without functions that the object has not."""
+        return self.frames.get(name, 0) + max(map(self.stack, self.calls.get(name, ())), default=0)
 
 
 def emit(program: Program, batch: int, entries: Spans, edge: Edge) -> Code:
@@ -50,7 +62,8 @@ def emit(program: Program, batch: int, entries: Spans, edge: Edge) -> Code:
     found = json.loads(head)
     if "error" in found:
         raise CalcError(f"export: {found['error']}")
-    return Code(code, tuple(found["undefined"]))
+    frames = {name: int(size) for size, name in FRAME.findall(told.decode(errors="replace"))}
+    return Code(code, tuple(found["undefined"]), frames, found["calls"])
 
 
 # ---------------------------------------------------------------- in the process
@@ -78,4 +91,4 @@ def _made(request: dict[str, Any], edge: Edge) -> tuple[dict[str, Any], bytes]:
     program = load_program(io.BytesIO(sys.stdin.buffer.read()))
     names = [instruction.name for instruction in program.instructions]
     made = Straight(program.rows_for(request["batch"]), names, program.dtype, request["entries"], edge)
-    return {"undefined": made.undefined}, made.code
+    return {"undefined": made.undefined, "calls": made.calls_of}, made.code

@@ -8,6 +8,7 @@ An entry is ``int32_t NAME(void *heap)``.  It returns 0, or the code of a trap a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -18,13 +19,14 @@ from llvmlite import ir
 
 from calcvm.edge.targets import Edge
 from calcvm.errors import CalcError
-from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, element_of
+from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, Words, element_of
 from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._codegen import context_of
 from calcvm.kernels_cpu._common import I8, I32, I64, ROUTINES, WORD, entry_of, lowered, on_device
 from calcvm.kernels_cpu._target import on_target
 from calcvm.vm.program.encoding import phases_of
 
+DEFINITION = re.compile(r"^(define [^{]*\)(?: (?:local_)?unnamed_addr)?)( [^{]*)?\{$", re.MULTILINE)
 TRAP_SHIFT = 8
 ROUNDS = 2  # of LLVM's passes: what became constant in one is used in the next
 ELEMENTS = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "int64": I64, "int32": I32}
@@ -43,14 +45,13 @@ class Straight:
         self.element = ELEMENTS[dtype]
         self.bodies: dict[str, tuple[str, Any]] = {}  # by kernel: the name of its body, and its words
         self.calls = ir.Module()
-        if edge.small:
-            import_module("calcvm.kernels_cpu._small")
+        self.small = import_module("calcvm.kernels_cpu._small") if edge.small else None
         with on_device("small" if edge.small else "cpu"), on_target(edge.target):
             self.module = llvm.parse_assembly("")
             self.module.triple, self.module.data_layout = edge.target.triple, str(edge.target.machine().target_data)
             for name in dict.fromkeys(names[rows[pc, 0]] for spans in self.entries.values() for span in spans for pc in range(*span)):
-                kernel = find(name)
-                self.bodies[name] = self._lowered(kernel, kernel.words), kernel.words
+                kernel, words = self._kernel(name)
+                self.bodies[name] = self._lowered(kernel, words), words
             self._routines()
         for name, spans in self.entries.items():
             self._entry(name, spans)
@@ -58,6 +59,14 @@ class Straight:
         self._optimize()
 
     # ------------------------------------------------------------ bodies
+    def _kernel(self, name: str) -> tuple[Any, Words]:
+        """A row's kernel on this processor, and its words."""
+        kernel, small = find(name), self.small
+        if small is None:
+            return kernel, kernel.words
+        kernel = small.KERNELS[name] if name in small.KERNELS else kernel
+        return kernel, tuple((word, "ptr.float32" if word in small.HYPER else kind) for word, kind in kernel.words)
+
     def _lowered(self, fn: Any, words: Any) -> str:
         """Link a kernel or routine in; the name of its body."""
         library, body = lowered(fn.fn, fn.signature(self.dtype), words, self.edge.target)
@@ -109,7 +118,8 @@ class Straight:
             else:
                 own = element_of(kind)
                 base = b.bitcast(heap, ELEMENTS.get(own, I8).as_pointer()) if own else heap
-                args.append(b.gep(base, [WORD(value)]))
+                narrowed = self.small is not None and word in self.small.HYPER  # the offset is of float64
+                args.append(b.gep(base, [WORD(2 * value if narrowed else value)]))
         result, error = b.alloca(I8.as_pointer()), b.alloca(I8.as_pointer())
         given = [result, error, *args]
         f = self.calls.globals.get(body) or ir.Function(self.calls, ir.FunctionType(I32, [a.type for a in given]), body)
@@ -150,6 +160,15 @@ class Straight:
             more.add_constant_merge_pass()
             more.add_global_dead_code_eliminate_pass()
             more.run(self.module, builder)
-        self.module.verify()
-        self.undefined = [f.name for f in self.module.functions if f.is_declaration and not f.name.startswith("llvm.")]
-        self.code = machine.emit_object(self.module)
+        module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))  # LLVM tells frames as warnings
+        module.verify()
+        self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
+        self.undefined = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
+        self.code = machine.emit_object(module)
+
+
+def _called(f: llvm.ValueRef) -> list[str]:
+    """The functions that a function calls."""
+    calls = [i for block in f.blocks for i in block.instructions if i.opcode in ("call", "invoke")]
+    names = [[*call.operands][-1].name for call in calls]
+    return [name for name in dict.fromkeys(names) if name and not name.startswith("llvm.")]

@@ -65,13 +65,13 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
             dtype, count = given.types[0].dtype, len(given.types) - 1
             e = Lanes(b, ctx.get_value_type(dtype), current())
-            hyper = b.extract_value(args[2], count)
+            hyper, of_hyper = b.extract_value(args[2], count), given.types[count].dtype
 
             def slot(name: str) -> V:
                 return V(b, b.load(b.gep(hyper, [WORD(HYPER_SLOTS.index(name))])))
 
             def number(name: str) -> Any:
-                return ctx.cast(b, op.coefficient(name, slot).v, types.float64, dtype)
+                return ctx.cast(b, op.coefficient(name, slot).v, of_hyper, dtype)
 
             reads = [b.gep(b.extract_value(args[2], k), [args[1]]) for k in range(count)]
             writes = [p for k, p in enumerate(reads) if k != 1]
