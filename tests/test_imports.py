@@ -172,7 +172,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
+    "edge": (
+        {"errors", "files", "checks", "formulas", "frozen", "helper_process", "kernel", "kernels_cpu", "ops", "tables"} | VM,
+        {"numpy", "llvmlite"},
+    ),
+    "model": (ALL_LOWER | {"compiler", "edge", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
     "fleet": (
         {"errors", "checks", "hints", "graph", "nn", "ops", "compiler", "model", "progress", "tables"} | VM,
         {"numpy", "typing_extensions"},

@@ -18,7 +18,7 @@ from unicorn import riscv_const as rv
 from calcvm.edge.targets import Edge
 
 CODE, HEAP, STACK, END = 0x10000, 0x2000_0000, 0x3000_0000, 0x0F00_0000
-STACK_BYTES, PAINT, MOST = 1 << 18, b"\xa5", 1_000_000
+STACK_BYTES, PAINT, MOST = 1 << 20, b"\xa5", 20_000_000
 LAYOUT = """SECTIONS {{ . = {code:#x}; .text : {{ *(.text*) }} .rodata : {{ *(.rodata*) }} .ARM.exidx : {{ *(.ARM.exidx*) }}
 .data : {{ *(.data*) }} .bss : {{ *(.bss*) *(COMMON) }} /DISCARD/ : {{ *(.comment) *(.note*) *(.eh_frame*) }} }}"""
 
@@ -97,7 +97,7 @@ class Machine:
 
     def read(self, n: int, dtype: str, at: int = 0) -> np.ndarray:
         """n elements of the heap."""
-        return np.frombuffer(bytes(self.uc.mem_read(HEAP + at, n * np.dtype(dtype).itemsize)), dtype)
+        return np.frombuffer(bytes(self.uc.mem_read(HEAP + at, int(n) * np.dtype(dtype).itemsize)), dtype)
 
     def call(self, name: str) -> int:
         """Call an entry on the heap; what it returns."""
@@ -113,3 +113,15 @@ class Machine:
         painted = bytes(uc.mem_read(STACK, STACK_BYTES - 64))
         self.stack = top - STACK - (len(painted) - len(painted.lstrip(PAINT)))
         return uc.reg_read(self.registers[0]) & 0xFFFF_FFFF
+
+
+def own_bytes(elf: bytes, code: bytes) -> int:
+    """Bytes of an executable without the functions that the linker added to an object."""
+    own = {s.name for s in _functions(code)}
+    added = {s["st_value"]: s["st_size"] for s in _functions(elf) if s.name not in own}  # some have several names
+    return code_bytes(elf) - sum(added.values())
+
+
+def _functions(elf: bytes) -> list:
+    symbols = ELFFile(io.BytesIO(elf)).get_section_by_name(".symtab").iter_symbols()
+    return [s for s in symbols if s["st_info"]["type"] == "STT_FUNC"]

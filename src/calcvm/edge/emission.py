@@ -39,8 +39,10 @@ class Code:
         return self.frames.get(name, 0) + max(map(self.stack, self.calls.get(name, ())), default=0)
 
 
-def emit(program: Program, batch: int, entries: Spans, edge: Edge) -> Code:
-    """The object of a program's entries: for each name the spans of its rows.
+def emit(program: Program, batch: int, entries: Spans, edge: Edge, start: str, image: tuple[int, bytes]) -> Code:
+    """The object of a program's entries: for each name the spans of its rows; and ``start``, which sets a heap to an image.
+
+    image : the place of its first byte in the heap, and its bytes; all others are 0.
 
     Raises
     ------
@@ -48,10 +50,13 @@ def emit(program: Program, batch: int, entries: Spans, edge: Edge) -> Code:
     """
     file = io.BytesIO()
     program.save(file)
-    request = {"edge": edge.name, "batch": batch, "entries": entries}
+    place, data = image
+    request = {
+        "edge": edge.name, "batch": batch, "entries": entries, "start": start, "place": place, "bytes": len(data),
+    }  # fmt: skip
     helper = HelperProcess(__name__, errors=subprocess.PIPE)
     try:
-        answer, told = helper.process.communicate(json.dumps(request).encode() + b"\n" + file.getvalue())
+        answer, told = helper.process.communicate(json.dumps(request).encode() + b"\n" + data + file.getvalue())
     finally:
         helper.end()
     head, _, code = answer.partition(b"\n")
@@ -88,7 +93,10 @@ def serve() -> None:
 def _made(request: dict[str, Any], edge: Edge) -> tuple[dict[str, Any], bytes]:
     from calcvm.edge.straight import Straight
 
+    image = sys.stdin.buffer.read(request["bytes"])
     program = load_program(io.BytesIO(sys.stdin.buffer.read()))
     names = [instruction.name for instruction in program.instructions]
     made = Straight(program.rows_for(request["batch"]), names, program.dtype, request["entries"], edge)
+    made.start(request["start"], program.heap_bytes, request["place"], image)
+    made.finish()
     return {"undefined": made.undefined, "calls": made.calls_of}, made.code

@@ -4,6 +4,7 @@ There is no loop over rows, no table and no indirect call: what a step takes, of
 The rows are the truth: the module is made of a verified program.
 
 An entry is ``int32_t NAME(void *heap)``.  It returns 0, or the code of a trap and, above `TRAP_SHIFT` bits, the row where it was met.
+It ends with the span of rows that has met one: a wrong label changes no parameter.
 """
 
 from __future__ import annotations
@@ -55,6 +56,29 @@ class Straight:
             self._routines()
         for name, spans in self.entries.items():
             self._entry(name, spans)
+
+    def start(self, name: str, heap_bytes: int, place: int, image: bytes) -> None:
+        """An entry that sets the heap to 0, but for an image at a place."""
+        f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
+        self.entries[name] = []
+        b = ir.IRBuilder(f.append_basic_block())
+        heap, n, t = b.bitcast(f.args[0], I8.as_pointer()), len(image), ir.ArrayType(I8, len(image))
+        constant = ir.GlobalVariable(self.calls, t, f"{name}_image")
+        constant.linkage, constant.global_constant, constant.initializer = "internal", True, t(bytearray(image))
+        for start, stop in ((0, place), (place + n, heap_bytes)):
+            args = [b.gep(heap, [WORD(start)]), I8(0), WORD(stop - start), ir.IntType(1)(0)]
+            b.call(self._intrinsic("llvm.memset.p0", args), args)
+        args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), ir.IntType(1)(0)]
+        b.call(self._intrinsic("llvm.memcpy.p0.p0", args), args)
+        b.ret(I32(0))
+
+    def _intrinsic(self, name: str, args: list[Any]) -> Any:
+        full = f"{name}.i{WORD.width}"
+        known = self.calls.globals.get(full)
+        return known or ir.Function(self.calls, ir.FunctionType(ir.VoidType(), [a.type for a in args]), full)
+
+    def finish(self) -> None:
+        """Make the object."""
         self.module.link_in(llvm.parse_assembly(str(self.calls)))
         self._optimize()
 
@@ -93,11 +117,17 @@ class Straight:
         f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
         b = ir.IRBuilder(f.append_basic_block())
         (heap,) = f.args
+        code, where = (b.gep(heap, [I32(place)]) for place in (TRAP_CODE, TRAP_PC))
+        end = f.append_basic_block()
         for span in spans:
             for pc in range(*span):
                 for phase in range(phases_of(self.rows[pc])):
                     self._call(b, heap, pc, phase)
-        code, where = (b.gep(heap, [I32(place)]) for place in (TRAP_CODE, TRAP_PC))
+            going = f.append_basic_block()
+            b.cbranch(b.fcmp_ordered("==", b.load(code), self.element(0.0)), going, end)
+            b.position_at_end(going)
+        b.branch(end)
+        b.position_at_end(end)
         trap = b.add(b.fptosi(b.load(code), I32), b.shl(b.fptosi(b.load(where), I32), I32(TRAP_SHIFT)))
         for place in (code, where):
             b.store(self.element(0.0), place)

@@ -17,6 +17,11 @@ def word(v: int) -> Any:
     return WORD(v)
 
 
+def as_word(b: ir.IRBuilder, v: Any) -> Any:
+    """An integer of data as one of code."""
+    return v if v.type == WORD else b.trunc(v, WORD)
+
+
 def bits_of(element: Any) -> int:
     return element.width if isinstance(element, ir.IntType) else 32 if isinstance(element, ir.FloatType) else 64
 

@@ -25,7 +25,7 @@ from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._math import column_sums, copy, fill
 from calcvm.kernels_cpu._simd import Emit, Tile, by_heights, native, transpose
-from calcvm.kernels_cpu._vectors import word
+from calcvm.kernels_cpu._vectors import as_word, word
 
 WIDE, MANY = 16, 128  # accumulators of one sample alone that has more units than so many
 transposed = transpose()
@@ -72,7 +72,8 @@ class Rows:
         self.t, self.e, self.j, self.masks = t, t.e, j, masks
 
     def numbers(self, table: Any) -> list[Any]:
-        return [self.e.b.load(p) for p in self.t.pointers(self.e.at(table, self.t.i), word(1))]
+        b = self.e.b
+        return [as_word(b, b.load(p)) for p in self.t.pointers(self.e.at(table, self.t.i), word(1))]
 
     def of(self, base: Any, numbers: list[Any], stride: Any) -> list[Any]:
         return [self.e.at(base, self.e.b.mul(n, stride)) for n in numbers]

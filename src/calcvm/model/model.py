@@ -56,6 +56,8 @@ from calcvm.vm.run.slices import SLICE_SECONDS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from calcvm.edge.pack import Pack
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 BATCH = 32  # default batch size
 _Plain = tuple[tuple[Any, ...], dict[str, Any]]
@@ -930,6 +932,36 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             self.image(),
             path,
         )
+
+    def export(
+        self, folder: str | PathLike[str], target: str, name: str = "model", batch_size: int | None = None
+    ) -> Pack:
+        """Write the model for another processor: an object file and a C header, which need no library.
+
+        `calcvm.EDGE_TARGETS` are the processors.  The functions are ``NAME_start``, ``NAME_step`` (of path learn), ``NAME_predict``, and
+        ``NAME_stream`` if there is such a path; each takes a heap, memory of the size that the header says.
+
+        Parameters
+        ----------
+        folder : where the files are written; existing ones are replaced.
+        target : processor or board, such as "cortex-m4f" or "pico".
+        name : with which files and functions begin.
+        batch_size : samples of a call; default, and most: that of the program.
+
+        Returns
+        -------
+        Pack : what it takes of flash, RAM and stack, in bytes; ``print`` shows it.
+
+        Raises
+        ------
+        CalcError : the target is unknown, or lacks what a row needs.
+        FileError : a file cannot be written.
+        """
+        from calcvm.edge.pack import export
+
+        chosen = [p for p, of in self.loaded.paths.items() if of["backward"] or p == PREDICT or self.loaded.carried(p)]
+        paths = {"step" if p == LEARN else p: p for p in chosen}
+        return export(self.loaded, paths, self.image(), folder, target, name, batch_size)
 
     def __reduce__(self) -> Any:
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""

@@ -1,0 +1,179 @@
+"""Packs for other processors, linked and run in an emulator beside the host."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.edge.emission import emit
+from calcvm.edge.targets import ALIASES, TARGETS
+from tests.edge.emulator import Machine, linked, own_bytes
+
+EMULATED = [name for name in TARGETS if name != "linux-x86_64"]  # which runs here
+STEPS = 20
+
+
+def network(sizes=(4, 16, 3)):
+    net = nn.Linear(sizes[1])
+    for size in sizes[2:]:
+        net = net >> nn.ReLU() >> nn.Linear(size)
+    return net
+
+
+def model_of(net, shape, **how):
+    options = {"loss": "softmax_cross_entropy", "optimizer": cv.Adam(1e-2), "batch_size": 1, "seed": 0, "workers": 1}
+    return cv.Model(net, input_shape=shape, **{**options, **how})
+
+
+class Device:
+    """A model's pack on an emulated processor; its heap is at the start."""
+
+    def __init__(self, model, target, folder):
+        self.model, self.pack = model, model.export(folder, target, "it")
+        self.facts = json.loads((folder / "it.json").read_text())
+        self.header = (folder / "it.h").read_text()
+        found = re.findall(r"\*it_(\w+)\(void \*heap\) \{ return \((\w+) \*\).*heap \+ (\d+)\); \} /\* (\S+)", self.header)
+        self.places = {name: (int(at), math.prod(map(int, re.findall(r"\d+", size)))) for name, _, at, size in found}
+        edge, entries = TARGETS[ALIASES.get(target, target)], re.findall(r"^int32_t (\w+)\(", self.header, re.MULTILINE)
+        self.elf = linked((folder / "it.o").read_bytes(), edge, entries, folder)
+        self.machine = Machine(self.elf, edge, self.facts["ram"])
+        self.start = bytes(model.image()).rstrip(b"\0")  # is in flash, too
+        self.machine.write(np.full(self.facts["ram"], 0xA5, np.uint8))  # as RAM may be
+        assert self.machine.call("it_start") == 0
+
+    def __call__(self, function, **arrays):
+        for name, array in arrays.items():
+            self.machine.write(np.asarray(array, "f4"), self.places[name][0])
+        return self.machine.call(f"it_{function}")
+
+    def __getitem__(self, name):
+        at, n = self.places[name]
+        return self.machine.read(n, "f4", at)
+
+    def parameters(self):
+        """Those of the device and of the host, as they lie in their heaps."""
+        host, symbols = self.model.slot.elements, [self.model.loaded.symbol(name) for name in self.model.parameters]
+        return [(self.machine.read(s.bytes.b // 4, "f4", s.start), host[s.offset :][: s.bytes.b // 4]) for s in symbols]
+
+
+def apart(found, wanted):
+    return np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max()
+
+
+def beside_the_host(model, target, folder, classes, steps=STEPS):
+    """The device after some steps, each of which agrees with the host's."""
+    device, rng = Device(model, target, folder), np.random.default_rng(1)
+    shape = model.loaded.shape("input", 1)[1:]
+    for _ in range(steps):
+        x, y = rng.uniform(-1, 1, (1, *shape)).astype("f4"), rng.integers(0, classes, 1)
+        loss = model.step(x, y)
+        assert device("step", input=x, target=y) == 0
+        assert device["loss"][0] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    trained = device.machine.count, device.machine.stack
+    assert all(apart(found, wanted) < 2e-6 for found, wanted in device.parameters())
+    x = rng.uniform(-1, 1, (1, *shape)).astype("f4")
+    assert device("predict", input=x) == 0
+    assert apart(device["output"], model.predict(x).ravel()) < 2e-6
+    return device, trained
+
+
+# ---------------------------------------------------------------- the same numbers
+LIMITS = {  # of 4-16-3 with Adam: bytes linked, instructions of a step, bytes of stack
+    "cortex-m0plus": (8000, 300_000, 320), "cortex-m4f": (3000, 7000, 256), "cortex-m33": (3000, 7000, 256),
+    "riscv32": (4000, 7500, 256), "esp32-c3": (9000, 400_000, 320), "raspberry-pi-4": (8000, 2500, 512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", EMULATED)
+def test_a_network_trains_as_on_the_host(target, tmp_path):
+    device, (count, stack) = beside_the_host(model_of(network(), (4,)), target, tmp_path, 3)
+    size, most, deepest = LIMITS[target]
+    assert own_bytes(device.elf, (tmp_path / "it.o").read_bytes()) - len(device.start) < size
+    assert count <= most
+    assert stack <= deepest
+
+
+@pytest.mark.parametrize(
+    "optimizer", [cv.SGD(0.1, momentum=0.9, weight_decay=0.01), cv.AdamW(1e-2), cv.RMSProp(1e-2), cv.Adam(1e-2, clip_norm=0.5)], ids=str
+)
+def test_optimizers(optimizer, tmp_path):
+    beside_the_host(model_of(network(), (4,), optimizer=optimizer), "cortex-m4f", tmp_path, 3)
+
+
+NETWORKS = {
+    "functions": (lambda: nn.Linear(7) >> nn.Tanh() >> nn.LayerNorm() >> nn.Linear(5) >> nn.GELU() >> nn.Linear(3), (4,)),
+    "convolutions": (lambda: nn.Conv2d(4, 3) >> nn.ReLU() >> nn.MaxPool2d(2) >> nn.Flatten() >> nn.Linear(3), (1, 8, 8)),
+    "lstm": (lambda: nn.LSTM(6, return_sequences=False) >> nn.Linear(3), (5, 2)),
+}
+
+
+@pytest.mark.parametrize("target", ["cortex-m4f", "raspberry-pi-4"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name, target, tmp_path):
+    make, shape = NETWORKS[name]
+    beside_the_host(model_of(make(), shape), target, tmp_path, 3, steps=5)
+
+
+def test_a_stream(tmp_path):
+    """State is kept from step to step."""
+    model = model_of(nn.GRU(5) >> nn.Linear(2), (6, 3), loss="mse", stream=True)
+    device, stream = Device(model, "riscv32", tmp_path), model.stream()
+    for x in np.random.default_rng(0).uniform(-1, 1, (6, 3)).astype("f4"):
+        assert device("stream", step=x) == 0
+        assert apart(device["stream_output"], stream(x)) < 2e-6
+
+
+# ---------------------------------------------------------------- what a pack takes
+def test_numbers_are_those_of_what_is_linked(tmp_path):
+    device = Device(model_of(network(), (4,)), "pico-2", tmp_path)
+    pack = device.pack
+    assert pack.undefined == ()
+    assert pack.ram == device.facts["ram"] == model_of(network(), (4,)).program.heap_bytes
+    assert own_bytes(device.elf, (tmp_path / "it.o").read_bytes()) == pytest.approx(pack.flash, abs=64)  # of alignment
+    device("step", input=np.zeros(4), target=[0])
+    assert pack.stack["it_step"] <= device.machine.stack + 16
+    assert device.machine.stack <= pack.stack["it_step"] + 16
+    shown = str(pack)
+    assert f"flash  {pack.flash:,} bytes" in shown
+    assert f"RAM    {pack.ram:,} bytes" in shown
+
+
+def test_a_trap_is_a_return_code(tmp_path):
+    """It changes nothing."""
+    model = model_of(network(), (4,))
+    device = Device(model, "cortex-m4f", tmp_path)
+    code = device("step", input=np.zeros(4), target=[3])
+    assert code & 0xFF == 1
+    assert code >> 8 == 2  # the row of the loss
+    assert all((found == wanted).all() for found, wanted in device.parameters())
+    assert device("step", input=np.zeros(4), target=[2]) == 0
+
+
+# ---------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda m, p: m.export(p, "cortex-m9"), "target 'cortex-m9' is unknown; take one of .*cortex-m4f.*pico"),
+        (lambda m, p: m.export(p, "pico", "My model"), "a C name of small letters"),
+        (lambda m, p: m.export(3, "pico"), "is not the path of a folder"),
+        (lambda m, p: m.export(p, "pico", batch_size=2), "batch_size must be"),
+        (lambda m, p: model_of(network(), (4,), dtype="float64").export(p, "pico"), "computes in float32, and the program has float64"),
+    ],
+)  # fmt: skip
+def test_wrong_input(call, told, tmp_path):
+    with pytest.raises(cv.CalcError, match=told):
+        call(model_of(network(), (4,)), tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_has_no_integers_wide_enough_is_refused():
+    program = cv.compile(cv.build_graph(nn.Linear(60_000), (40_000,), "mse", cv.SGD(0.1)), batch_size=1)
+    spans = {"predict": [program.sections["predict", "forward"]]}
+    with pytest.raises(cv.CalcError, match="beyond integers of 32 bits, which cortex-m4f has"):
+        emit(program, 1, spans, TARGETS["cortex-m4f"], "start", (0, b"\1"))
