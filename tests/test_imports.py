@@ -173,7 +173,8 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"typing_extensions"},
     ),
     "edge": (
-        {"errors", "files", "checks", "formulas", "frozen", "helper_process", "kernel", "kernels_cpu", "ops", "tables"} | VM,
+        {"errors", "files", "checks", "formulas", "frozen", "helper_process", "kernel", "kernels_cpu", "ops", "tables"}
+        | VM,
         {"numpy", "llvmlite"},
     ),
     "model": (ALL_LOWER | {"compiler", "edge", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),

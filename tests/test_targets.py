@@ -37,9 +37,12 @@ SAMPLE = ("sigmoid_bwd", "adam", "transpose_fwd", "tick", "gemv", "page_out")
 kernels_cpu.load()
 
 
+# without what another library computes, and what tests of this process declare later
+ALL = [name for name in (*KERNELS, *ROUTINES) if not name.startswith("blas_")]
+
+
 def chosen(whole):
-    """Without what another library computes, whose names are known where a test before has loaded it."""
-    return [name for name in (*KERNELS, *ROUTINES) if not name.startswith("blas_")] if whole else SAMPLE
+    return ALL if whole else SAMPLE
 
 
 def symbols(code):

@@ -9,13 +9,23 @@ from pathlib import Path
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
-from unicorn import UC_ARCH_ARM, UC_ARCH_ARM64, UC_ARCH_RISCV, UC_HOOK_CODE, Uc, UcError
-from unicorn import UC_MODE_ARM, UC_MODE_MCLASS, UC_MODE_RISCV32, UC_MODE_THUMB
+from unicorn import (
+    UC_ARCH_ARM,
+    UC_ARCH_ARM64,
+    UC_ARCH_RISCV,
+    UC_HOOK_CODE,
+    UC_MODE_ARM,
+    UC_MODE_MCLASS,
+    UC_MODE_RISCV32,
+    UC_MODE_THUMB,
+    Uc,
+    UcError,
+)
 from unicorn import arm64_const as a64
 from unicorn import arm_const as a32
 from unicorn import riscv_const as rv
 
-from calcvm.edge.targets import Edge
+from calcvm.edge.targets import Processor
 
 CODE, HEAP, STACK, END = 0x10000, 0x2000_0000, 0x3000_0000, 0x0F00_0000
 STACK_BYTES, PAINT, MOST = 1 << 20, b"\xa5", 20_000_000
@@ -23,13 +33,26 @@ LAYOUT = """SECTIONS {{ . = {code:#x}; .text : {{ *(.text*) }} .rodata : {{ *(.r
 .data : {{ *(.data*) }} .bss : {{ *(.bss*) *(COMMON) }} /DISCARD/ : {{ *(.comment) *(.note*) *(.eh_frame*) }} }}"""
 
 
-def linked(code: bytes, edge: Edge, entries: list[str], folder: Path) -> bytes:
+def linked(code: bytes, processor: Processor, entries: list[str], folder: Path) -> bytes:
     """An executable of an object, in which all but the entries and what they call is left out."""
     files = {"pack.o": code, "layout.ld": LAYOUT.format(code=CODE).encode()}
     for name, data in files.items():
         (folder / name).write_bytes(data)
     keep = [f"-Wl,-u,{name}" for name in entries]
-    command = [sys.executable, "-m", "ziglang", "cc", *edge.zig, "-Wl,--gc-sections", f"-Wl,-e,{entries[0]}", *keep, "-Wl,-T,layout.ld", "pack.o", "-o", "pack.elf"]
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        *processor.zig,
+        "-Wl,--gc-sections",
+        f"-Wl,-e,{entries[0]}",
+        *keep,
+        "-Wl,-T,layout.ld",
+        "pack.o",
+        "-o",
+        "pack.elf",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return (folder / "pack.elf").read_bytes()
@@ -46,11 +69,11 @@ class Machine:
     count : instructions of the last call.  stack : bytes that it took.
     """
 
-    def __init__(self, elf: bytes, edge: Edge, heap_bytes: int):
+    def __init__(self, elf: bytes, processor: Processor, heap_bytes: int):
         file = ELFFile(io.BytesIO(elf))
         symbols = file.get_section_by_name(".symtab")
         self.symbols = {s.name: s["st_value"] for s in symbols.iter_symbols()}
-        triple = edge.target.triple
+        triple = processor.target.triple
         self.family = next(f for f in ("thumb", "aarch64", "riscv32") if triple.startswith(f))
         self.uc, self.registers, self.top, self.returns = self._made()
         for start, size in ((0, 1 << 24), (HEAP, heap_bytes), (STACK, STACK_BYTES), (END, 1 << 12)):

@@ -38,11 +38,16 @@ class Device:
         self.model, self.pack = model, model.export(folder, target, "it")
         self.facts = json.loads((folder / "it.json").read_text())
         self.header = (folder / "it.h").read_text()
-        found = re.findall(r"\*it_(\w+)\(void \*heap\) \{ return \((\w+) \*\).*heap \+ (\d+)\); \} /\* (\S+)", self.header)
+        found = re.findall(
+            r"\*it_(\w+)\(void \*heap\) \{ return \((\w+) \*\).*heap \+ (\d+)\); \} /\* (\S+)", self.header
+        )
         self.places = {name: (int(at), math.prod(map(int, re.findall(r"\d+", size)))) for name, _, at, size in found}
-        edge, entries = TARGETS[ALIASES.get(target, target)], re.findall(r"^int32_t (\w+)\(", self.header, re.MULTILINE)
-        self.elf = linked((folder / "it.o").read_bytes(), edge, entries, folder)
-        self.machine = Machine(self.elf, edge, self.facts["ram"])
+        processor, entries = (
+            TARGETS[ALIASES.get(target, target)],
+            re.findall(r"^int32_t (\w+)\(", self.header, re.MULTILINE),
+        )
+        self.elf = linked((folder / "it.o").read_bytes(), processor, entries, folder)
+        self.machine = Machine(self.elf, processor, self.facts["ram"])
         self.start = bytes(model.image()).rstrip(b"\0")  # is in flash, too
         self.machine.write(np.full(self.facts["ram"], 0xA5, np.uint8))  # as RAM may be
         assert self.machine.call("it_start") == 0
@@ -100,15 +105,23 @@ def test_a_network_trains_as_on_the_host(target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [cv.SGD(0.1, momentum=0.9, weight_decay=0.01), cv.AdamW(1e-2), cv.RMSProp(1e-2), cv.Adam(1e-2, clip_norm=0.5)], ids=str
+    "optimizer",
+    [cv.SGD(0.1, momentum=0.9, weight_decay=0.01), cv.AdamW(1e-2), cv.RMSProp(1e-2), cv.Adam(1e-2, clip_norm=0.5)],
+    ids=str,
 )
 def test_optimizers(optimizer, tmp_path):
     beside_the_host(model_of(network(), (4,), optimizer=optimizer), "cortex-m4f", tmp_path, 3)
 
 
 NETWORKS = {
-    "functions": (lambda: nn.Linear(7) >> nn.Tanh() >> nn.LayerNorm() >> nn.Linear(5) >> nn.GELU() >> nn.Linear(3), (4,)),
-    "convolutions": (lambda: nn.Conv2d(4, 3) >> nn.ReLU() >> nn.MaxPool2d(2) >> nn.Flatten() >> nn.Linear(3), (1, 8, 8)),
+    "functions": (
+        lambda: nn.Linear(7) >> nn.Tanh() >> nn.LayerNorm() >> nn.Linear(5) >> nn.GELU() >> nn.Linear(3),
+        (4,),
+    ),
+    "convolutions": (
+        lambda: nn.Conv2d(4, 3) >> nn.ReLU() >> nn.MaxPool2d(2) >> nn.Flatten() >> nn.Linear(3),
+        (1, 8, 8),
+    ),
     "lstm": (lambda: nn.LSTM(6, return_sequences=False) >> nn.Linear(3), (5, 2)),
 }
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.edge.targets import TARGETS, Edge
+from calcvm.edge.targets import TARGETS, Processor
 from calcvm.errors import CalcError
 from calcvm.frozen import frozen
 from calcvm.helper_process import HelperProcess
@@ -25,12 +25,10 @@ Spans = Mapping[str, list[tuple[int, int]]]
 class Code:
     """An object file.
 
-    undefined : functions that it calls and does not have.  frames : bytes of stack of each of its functions.
-    calls : by function those that it calls.
+    frames : bytes of stack of each of its functions.  calls : by function those that it calls.
     """
 
     object: bytes
-    undefined: tuple[str, ...]
     frames: dict[str, int]
     calls: dict[str, list[str]]
 
@@ -39,7 +37,9 @@ class Code:
         return self.frames.get(name, 0) + max(map(self.stack, self.calls.get(name, ())), default=0)
 
 
-def emit(program: Program, batch: int, entries: Spans, edge: Edge, start: str, image: tuple[int, bytes]) -> Code:
+def emit(
+    program: Program, batch: int, entries: Spans, processor: Processor, start: str, image: tuple[int, bytes]
+) -> Code:
     """The object of a program's entries: for each name the spans of its rows; and ``start``, which sets a heap to an image.
 
     image : the place of its first byte in the heap, and its bytes; all others are 0.
@@ -52,7 +52,7 @@ def emit(program: Program, batch: int, entries: Spans, edge: Edge, start: str, i
     program.save(file)
     place, data = image
     request = {
-        "edge": edge.name, "batch": batch, "entries": entries, "start": start, "place": place, "bytes": len(data),
+        "target": processor.name, "batch": batch, "entries": entries, "start": start, "place": place, "bytes": len(data),
     }  # fmt: skip
     helper = HelperProcess(__name__, errors=subprocess.PIPE)
     try:
@@ -63,12 +63,12 @@ def emit(program: Program, batch: int, entries: Spans, edge: Edge, start: str, i
     if not head:
         lines = [line for line in told.decode(errors="replace").splitlines() if line.strip()]
         reason = next((line for line in lines if "LLVM ERROR" in line), (lines or ["it ended without a word"])[-1])
-        raise CalcError(f"export: no code for {edge.name}: {reason}")
+        raise CalcError(f"export: no code for {processor.name}: {reason}")
     found = json.loads(head)
     if "error" in found:
         raise CalcError(f"export: {found['error']}")
     frames = {name: int(size) for size, name in FRAME.findall(told.decode(errors="replace"))}
-    return Code(code, tuple(found["undefined"]), frames, found["calls"])
+    return Code(code, frames, found["calls"])
 
 
 # ---------------------------------------------------------------- in the process
@@ -77,26 +77,25 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may be written before the answer
     request = json.loads(sys.stdin.buffer.readline())
-    edge, code = TARGETS[request["edge"]], b""
-    if edge.bits == 32:
+    processor, code = TARGETS[request["target"]], b""
+    if processor.bits == 32:
         from calcvm.edge.narrow import narrow
 
         narrow()
     try:
-        head, code = _made(request, edge)
+        head, code = _made(request, processor)
     except CalcError as error:
         head = {"error": str(error)}
     answers.write(json.dumps(head).encode() + b"\n" + code)
     answers.flush()
 
 
-def _made(request: dict[str, Any], edge: Edge) -> tuple[dict[str, Any], bytes]:
+def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any], bytes]:
     from calcvm.edge.straight import Straight
 
     image = sys.stdin.buffer.read(request["bytes"])
     program = load_program(io.BytesIO(sys.stdin.buffer.read()))
-    names = [instruction.name for instruction in program.instructions]
-    made = Straight(program.rows_for(request["batch"]), names, program.dtype, request["entries"], edge)
-    made.start(request["start"], program.heap_bytes, request["place"], image)
+    made = Straight(program, request["batch"], request["entries"], processor)
+    made.start(request["start"], request["place"], image)
     made.finish()
-    return {"undefined": made.undefined, "calls": made.calls_of}, made.code
+    return {"calls": made.calls_of}, made.code

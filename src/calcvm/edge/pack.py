@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm import checks
-from calcvm.edge.emission import Code, emit
-from calcvm.edge.targets import Edge, edge_of
+from calcvm.edge.emission import emit
+from calcvm.edge.targets import Processor, processor_of
 from calcvm.errors import CalcError, telling
 from calcvm.files import replace
 from calcvm.formulas.steps import BETA1_T, BETA2_T, N_SLOTS
@@ -29,8 +29,15 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
-HELPERS = ("memcpy", "memset")  # what a C compiler supposes to be there, too
-ALLOCATED, WITHOUT_BITS = 2, 8  # of ELF: a flag, and a type of sections
+HELPERS = (
+    "memcpy",
+    "memset",
+    "__aeabi_memcpy",
+    "__aeabi_memcpy4",
+    "__aeabi_memclr",
+    "__aeabi_memclr4",
+)  # what a C compiler supposes to be there, too
+ALLOCATED, SYMBOLS, WITHOUT_BITS = 2, 2, 8  # of ELF: a flag, and types of sections
 
 
 @frozen
@@ -54,44 +61,62 @@ class Pack:
         rows = [("flash", self.flash, "code and start values"), ("RAM", self.ram, "the heap")]
         rows += [("stack", size, name) for name, size in self.stack.items()]
         told = laid_out([(what, f"{n:,} bytes", of) for what, n, of in rows])
-        linked = f"{len(self.undefined)} functions of the compiler's runtime are not counted: {', '.join(self.undefined)}"
+        linked = (
+            f"{len(self.undefined)} functions of the compiler's runtime are not counted: {', '.join(self.undefined)}"
+        )
         return "\n".join([f"{self.target}, batch of {self.batch_size}", *told, *[linked] * bool(self.undefined)])
 
 
 def export(
-    loaded: Loaded, paths: Mapping[str, str], image: np.ndarray, folder: Any, target: object, name: str, batch: int | None
+    loaded: Loaded,
+    paths: Mapping[str, str],
+    image: np.ndarray,
+    folder: Any,
+    target: object,
+    name: str,
+    batch: int | None,
 ) -> Pack:
     """`Model.export`; ``paths`` : by function.  ``image`` : the model's persistent bytes with gradients."""
-    edge = edge_of(target)
+    processor = processor_of(target)
     if not NAME.fullmatch(name):
-        raise CalcError(f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted")
+        raise CalcError(
+            f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted"
+        )
     program = loaded.program
     batch = program.batch_size if batch is None else checks.integer("export: batch_size", batch, 1, program.batch_size)
-    _check(loaded, edge)
-    of = {f"{name}_{what}": (path, PHASES if loaded.paths[path]["backward"] else PHASES[:1]) for what, path in paths.items()}
+    _check(loaded, processor)
+    of = {
+        f"{name}_{what}": (path, PHASES if loaded.paths[path]["backward"] else PHASES[:1])
+        for what, path in paths.items()
+    }
     entries = {function: _spans(loaded, path, phases) for function, (path, phases) in of.items()}
-    start = _start(loaded, image, edge)
-    code = emit(program, batch, entries, edge, f"{name}_start", (loaded.image[0], start))
+    start = _start(loaded, image, processor)
+    code = emit(program, batch, entries, processor, f"{name}_start", (loaded.image[0], start))
     stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
-    ram, flash = program.heap_bytes, flash_bytes(code.object)
+    elf, ram = Elf(code.object), program.heap_bytes
+    flash, undefined = elf.flash, tuple(f for f in elf.undefined if f not in HELPERS)
     arrays = {function: (loaded.feeds(path, phases), _outputs(loaded, path)) for function, (path, phases) in of.items()}
-    header = _header(loaded, edge, name, batch, arrays, stack, flash, ram)
+    header = _header(loaded, processor, name, batch, arrays, stack, flash, ram)
     facts = {
-        "target": edge.name, "program": program.hash, "batch_size": batch, "flash": flash, "ram": ram, "stack": stack,
-        "state": list(loaded.image), "undefined": [f for f in code.undefined if f not in HELPERS],
+        "target": processor.name, "program": program.hash, "batch_size": batch, "flash": flash, "ram": ram, "stack": stack,
+        "state": list(loaded.image), "undefined": undefined,
     }  # fmt: skip
-    files = {f"{name}.o": code.object, f"{name}.h": header.encode(), f"{name}.json": json.dumps(facts, indent=1).encode()}
-    return Pack(_write(folder, files), edge.name, batch, flash, ram, stack, tuple(facts["undefined"]))
+    files = {
+        f"{name}.o": code.object,
+        f"{name}.h": header.encode(),
+        f"{name}.json": json.dumps(facts, indent=1).encode(),
+    }
+    return Pack(_write(folder, files), processor.name, batch, flash, ram, stack, undefined)
 
 
-def _check(loaded: Loaded, edge: Edge) -> None:
+def _check(loaded: Loaded, processor: Processor) -> None:
     """Raise a CalcError if a program is none for other processors."""
     if not isinstance(loaded.device, Cpu):
         raise CalcError(f"export: the model is compiled for {loaded.device.name!r}: compile it for the CPU")
     if loaded.paged[1] > loaded.paged[0]:
         raise CalcError("export: the program keeps values in a file (pages): plan it without them")
-    if edge.small and loaded.program.dtype != "float32":
-        raise CalcError(f"export: {edge.name} computes in float32, and the program has {loaded.program.dtype}")
+    if processor.small and loaded.program.dtype != "float32":
+        raise CalcError(f"export: {processor.name} computes in float32, and the program has {loaded.program.dtype}")
 
 
 def _spans(loaded: Loaded, path: str, phases: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -100,11 +125,11 @@ def _spans(loaded: Loaded, path: str, phases: tuple[str, ...]) -> list[tuple[int
     return [*before, loaded.span(path, phases[len(FORWARD) :])] if phases == PHASES else before
 
 
-def _start(loaded: Loaded, image: np.ndarray, edge: Edge) -> bytes:
+def _start(loaded: Loaded, image: np.ndarray, processor: Processor) -> bytes:
     """The bytes with which a heap starts, those of `Loaded.image`."""
     (first, last), begin = loaded.image, loaded.opened[0]
     start = image[first - begin : last - begin].copy()
-    for facts in loaded.paths.values() if edge.small else ():
+    for facts in loaded.paths.values() if processor.small else ():
         if facts["backward"]:  # see calcvm.kernels_cpu._small
             at = loaded.program.symbols[facts["hyper"]].start - first
             slots = start[at : at + 8 * N_SLOTS].view(np.float64).copy()
@@ -121,14 +146,17 @@ def _outputs(loaded: Loaded, path: str) -> list[str]:
 
 
 # ---------------------------------------------------------------- files
-def _header(loaded: Loaded, edge: Edge, name: str, batch: int, arrays: Mapping, stack: Mapping, flash: int, ram: int) -> str:
+def _header(
+    loaded: Loaded, processor: Processor, name: str, batch: int, arrays: Mapping, stack: Mapping, flash: int, ram: int
+) -> str:
     upper, program = name.upper(), loaded.program
     shown = dict.fromkeys(v for feeds, outputs in arrays.values() for v in (*feeds, *outputs))
     lines = [
-        f"/* {name}: a model for {edge.name} ({edge.what}), made by calcvm of program {program.hash[:12]}.",
+        f"/* {name}: a model for {processor.name} ({processor.what}), made by calcvm of program {program.hash[:12]}.",
         "",
         f"   {flash:,} bytes of code and constants, {ram:,} bytes of heap; stack in bytes: "
-        + ", ".join(f"{f} {size}" for f, size in stack.items()) + ".",
+        + ", ".join(f"{f} {size}" for f, size in stack.items())
+        + ".",
         "",
         f"   {name}_start sets a heap to the model's start.  The other functions return 0, or the code of a trap (low byte) and its row:",
         "   data that the program cannot use, such as a label that is no class.  A heap serves one call at a time.",
@@ -138,13 +166,16 @@ def _header(loaded: Loaded, edge: Edge, name: str, batch: int, arrays: Mapping, 
         "#include <stdint.h>",
         "",
         f"#define {upper}_HEAP_BYTES {ram}",
-        f"#define {upper}_HEAP_ALIGN {program.itemsize if edge.small else 64}",
+        f"#define {upper}_HEAP_ALIGN {program.itemsize if processor.small else 64}",
         f"#define {upper}_BATCH {batch}",
         f"#define {upper}_STATE_OFFSET {loaded.image[0]} /* parameters and the optimizer's state */",
         f"#define {upper}_STATE_BYTES {loaded.image[1] - loaded.image[0]}",
         "",
         f"int32_t {name}_start(void *heap);",
-        *(f"int32_t {f}(void *heap); /* {', '.join(feeds)} -> {', '.join(outputs)} */" for f, (feeds, outputs) in arrays.items()),
+        *(
+            f"int32_t {f}(void *heap); /* {', '.join(feeds)} -> {', '.join(outputs)} */"
+            for f, (feeds, outputs) in arrays.items()
+        ),
         "",
         *(_accessor(loaded, name, v, batch) for v in shown),
         "",
@@ -176,15 +207,37 @@ def _writer(data: bytes) -> Callable[[Any], object]:
     return lambda file: file.write(data)
 
 
-def flash_bytes(code: bytes) -> int:
-    """Bytes of an ELF object that lie in flash: code and constants."""
-    wide = code[4] == 2
-    offset, size, count = (
-        struct.unpack_from("<Q", code, 40)[0] if wide else struct.unpack_from("<I", code, 32)[0],
-        *struct.unpack_from("<HH", code, 58 if wide else 46),
-    )
-    total = 0
-    for k in range(count):
-        kind, flags, _, _, length = struct.unpack_from("<4xIQQQQ" if wide else "<4xIIIII", code, offset + k * size)
-        total += length if flags & ALLOCATED and kind != WITHOUT_BITS else 0
-    return total
+class Elf:
+    """An object file in the format ELF: its sections, (name, type, flags, place, size, link, size of an entry)."""
+
+    def __init__(self, code: bytes):
+        self.code, self.wide = code, code[4] == 2
+        place, *_ = struct.unpack_from("<Q" if self.wide else "<I", code, 40 if self.wide else 32)
+        size, count = struct.unpack_from("<HH", code, 58 if self.wide else 46)
+        form = "<IIQQQQIIQQ" if self.wide else "<IIIIIIIIII"
+        found = [struct.unpack_from(form, code, place + k * size) for k in range(count)]
+        self.sections = [
+            (name, kind, flags, at, n, link, each) for name, kind, flags, _, at, n, link, _, _, each in found
+        ]
+
+    @property
+    def flash(self) -> int:
+        """Bytes of code and constants."""
+        return sum(n for _, kind, flags, _, n, *_ in self.sections if flags & ALLOCATED and kind != WITHOUT_BITS)
+
+    @property
+    def undefined(self) -> tuple[str, ...]:
+        """The functions that it calls and does not have."""
+        names = []
+        for _, kind, _, at, n, link, each in self.sections:
+            if kind == SYMBOLS:
+                texts = self.sections[link][3]
+                for k in range(at + each, at + n, each):  # the first is none
+                    (name,), (section,) = (
+                        struct.unpack_from("<I", self.code, k),
+                        struct.unpack_from("<H", self.code, k + (6 if self.wide else 14)),
+                    )
+                    if section == 0:
+                        start = texts + name
+                        names.append(self.code[start : self.code.index(0, start)].decode())
+        return tuple(sorted(names))

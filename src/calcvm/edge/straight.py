@@ -10,7 +10,7 @@ It ends with the span of rows that has met one: a wrong label changes no paramet
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
-from calcvm.edge.targets import Edge
+from calcvm.edge.targets import Processor
 from calcvm.errors import CalcError
 from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, Words, element_of
 from calcvm.kernels_cpu import find
@@ -26,38 +26,43 @@ from calcvm.kernels_cpu._codegen import context_of
 from calcvm.kernels_cpu._common import I8, I32, I64, ROUTINES, WORD, entry_of, lowered, on_device
 from calcvm.kernels_cpu._target import on_target
 from calcvm.vm.program.encoding import phases_of
+from calcvm.vm.program.program import Program
 
 DEFINITION = re.compile(r"^(define [^{]*\)(?: (?:local_)?unnamed_addr)?)( [^{]*)?\{$", re.MULTILINE)
 TRAP_SHIFT = 8
 ROUNDS = 2  # of LLVM's passes: what became constant in one is used in the next
 ELEMENTS = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "int64": I64, "int32": I32}
-INLINED = ("activate", "scale_by_derivative", "complete")  # routines of which little is left where their choice is known
+# routines of which little is left where their choice is known
+INLINED = ("activate", "scale_by_derivative", "complete")
 
 
 class Straight:
-    """The module of a program's entries.
+    """The module of a program's entries, for a batch; ``entries`` : for each name the spans of its rows."""
 
-    rows : the program's, for the batch of the pack.  names : of the rows' kernels.  entries : for each name the spans of its rows.
-    """
-
-    def __init__(self, rows: np.ndarray, names: list[str], dtype: str, entries: Mapping[str, Iterable[tuple[int, int]]], edge: Edge):
-        self.rows, self.names, self.dtype, self.edge = rows, names, dtype, edge
-        self.entries = {name: [*spans] for name, spans in entries.items()}
-        self.element = ELEMENTS[dtype]
-        self.bodies: dict[str, tuple[str, Any]] = {}  # by kernel: the name of its body, and its words
+    def __init__(
+        self, program: Program, batch: int, entries: Mapping[str, Sequence[tuple[int, int]]], processor: Processor
+    ):
+        self.program, self.rows, self.processor = program, program.rows_for(batch), processor
+        self.entries, self.element = dict(entries), ELEMENTS[program.dtype]
+        self.bodies: dict[str, tuple[str, Words]] = {}  # by kernel: the name of its body, and its words
         self.calls = ir.Module()
-        self.small = import_module("calcvm.kernels_cpu._small") if edge.small else None
-        with on_device("small" if edge.small else "cpu"), on_target(edge.target):
+        self.small = import_module("calcvm.kernels_cpu._small") if processor.small else None
+        with on_device("small" if processor.small else "cpu"), on_target(processor.target):
             self.module = llvm.parse_assembly("")
-            self.module.triple, self.module.data_layout = edge.target.triple, str(edge.target.machine().target_data)
-            for name in dict.fromkeys(names[rows[pc, 0]] for spans in self.entries.values() for span in spans for pc in range(*span)):
-                kernel, words = self._kernel(name)
-                self.bodies[name] = self._lowered(kernel, words), words
+            self.module.triple = processor.target.triple
+            self.module.data_layout = str(processor.target.machine().target_data)
+            for pc in (pc for spans in entries.values() for span in spans for pc in range(*span)):
+                if (name := self._name(pc)) not in self.bodies:
+                    kernel, words = self._kernel(name)
+                    self.bodies[name] = self._lowered(kernel, words), words
             self._routines()
-        for name, spans in self.entries.items():
+        for name, spans in entries.items():
             self._entry(name, spans)
 
-    def start(self, name: str, heap_bytes: int, place: int, image: bytes) -> None:
+    def _name(self, pc: int) -> str:
+        return self.program.instructions[self.rows[pc, 0]].name
+
+    def start(self, name: str, place: int, image: bytes) -> None:
         """An entry that sets the heap to 0, but for an image at a place."""
         f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
         self.entries[name] = []
@@ -65,7 +70,7 @@ class Straight:
         heap, n, t = b.bitcast(f.args[0], I8.as_pointer()), len(image), ir.ArrayType(I8, len(image))
         constant = ir.GlobalVariable(self.calls, t, f"{name}_image")
         constant.linkage, constant.global_constant, constant.initializer = "internal", True, t(bytearray(image))
-        for start, stop in ((0, place), (place + n, heap_bytes)):
+        for start, stop in ((0, place), (place + n, self.program.heap_bytes)):
             args = [b.gep(heap, [WORD(start)]), I8(0), WORD(stop - start), ir.IntType(1)(0)]
             b.call(self._intrinsic("llvm.memset.p0", args), args)
         args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), ir.IntType(1)(0)]
@@ -76,11 +81,6 @@ class Straight:
         full = f"{name}.i{WORD.width}"
         known = self.calls.globals.get(full)
         return known or ir.Function(self.calls, ir.FunctionType(ir.VoidType(), [a.type for a in args]), full)
-
-    def finish(self) -> None:
-        """Make the object."""
-        self.module.link_in(llvm.parse_assembly(str(self.calls)))
-        self._optimize()
 
     # ------------------------------------------------------------ bodies
     def _kernel(self, name: str) -> tuple[Any, Words]:
@@ -93,7 +93,7 @@ class Straight:
 
     def _lowered(self, fn: Any, words: Any) -> str:
         """Link a kernel or routine in; the name of its body."""
-        library, body = lowered(fn.fn, fn.signature(self.dtype), words, self.edge.target)
+        library, body = lowered(fn.fn, fn.signature(self.program.dtype), words, self.processor.target)
         part = library._final_module
         for value in (*part.functions, *part.global_variables):
             if not value.is_declaration and value.name != body:
@@ -103,17 +103,21 @@ class Straight:
 
     def _routines(self) -> None:
         """Link in all routines that are called by their symbols."""
-        known = {routine.symbol(self.dtype): routine for routine in ROUTINES.values()}
+        known = {routine.symbol(self.program.dtype): routine for routine in ROUTINES.values()}
         while wanted := [f.name for f in self.module.functions if f.is_declaration and f.name in known]:
             for symbol in wanted:
                 routine = known[symbol]
                 body = self._lowered(routine, None)
-                self.module.link_in(llvm.parse_assembly(entry_of(context_of(self.edge.target), routine.signature(self.dtype), body, symbol)))
+                self.module.link_in(
+                    llvm.parse_assembly(
+                        entry_of(context_of(self.processor.target), routine.signature(self.program.dtype), body, symbol)
+                    )
+                )
                 for name in (symbol, body) if routine.name in INLINED else (body,):
                     self.module.get_function(name).add_function_attribute("alwaysinline")
 
     # ------------------------------------------------------------ entries
-    def _entry(self, name: str, spans: list[tuple[int, int]]) -> None:
+    def _entry(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
         f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
         b = ir.IRBuilder(f.append_basic_block())
         (heap,) = f.args
@@ -135,14 +139,16 @@ class Straight:
 
     def _call(self, b: ir.IRBuilder, heap: Any, pc: int, phase: int) -> None:
         """Call a row's kernel, in Numba's convention, as the only worker."""
-        body, words = self.bodies[self.names[self.rows[pc, 0]]]
+        body, words = self.bodies[self._name(pc)]
         args = [heap, self._head(b, pc), WORD(0), WORD(1), WORD(phase)]
         for (word, kind), value in zip(words, self.rows[pc, PREFIX:].tolist()):
             if kind == "float":
                 args.append(ir.DoubleType()(np.int64(value).view(np.float64).item()))
                 continue
             if not -(2 ** (WORD.width - 1)) <= value < 2 ** (WORD.width - 1):
-                raise CalcError(f"row {pc}: {word}={value} is beyond integers of {WORD.width} bits, which {self.edge.name} has")
+                raise CalcError(
+                    f"row {pc}: {word}={value} is beyond integers of {WORD.width} bits, which {self.processor.name} has"
+                )
             if kind == "int":
                 args.append(WORD(value))
             else:
@@ -164,23 +170,25 @@ class Straight:
             g.linkage, g.global_constant, g.initializer = "internal", True, t([0, int(self.rows[pc, 1])])
         return b.gep(self.calls.globals[name], [I32(0), I32(0)])
 
-    # ------------------------------------------------------------ optimization
-    def _optimize(self) -> None:
+    # ------------------------------------------------------------ code
+    def finish(self) -> None:
+        """Make ``code``, the object, and ``calls_of``, by function those that it calls."""
+        self.module.link_in(llvm.parse_assembly(str(self.calls)))
         bodies = {body for body, _ in self.bodies.values()}
         for f in self.module.functions:
             if f.is_declaration:
                 continue
             if f.name not in self.entries:
                 f.linkage = "internal"
-            if self.edge.small:
+            if self.processor.small:
                 f.add_function_attribute("minsize")
                 f.add_function_attribute("optsize")
             if f.name in bodies:
                 f.add_function_attribute("alwaysinline")
-        machine = self.edge.target.machine(2)
+        machine = self.processor.target.machine(2)
         for _ in range(ROUNDS):
             tuning = llvm.create_pipeline_tuning_options(2)
-            tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = not self.edge.small
+            tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = not self.processor.small
             builder = llvm.create_pass_builder(machine, tuning)
             builder.getModulePassManager().run(self.module, builder)
             more = llvm.create_new_module_pass_manager()
@@ -190,10 +198,10 @@ class Straight:
             more.add_constant_merge_pass()
             more.add_global_dead_code_eliminate_pass()
             more.run(self.module, builder)
-        module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))  # LLVM tells frames as warnings
+        # LLVM tells the frame of each function as a warning
+        module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))
         module.verify()
         self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
-        self.undefined = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
         self.code = machine.emit_object(module)
 
 

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I32, WORD
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._vectors import Vectors, word, emitted, phi
+from calcvm.kernels_cpu._vectors import Vectors, emitted, phi, word
 
 
 def scalar(formula: Callable) -> Any:

@@ -24,7 +24,7 @@ from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._guards import Guard, along, guards
 from calcvm.kernels_cpu._math import LONG, _vectors, _when, add_exactly, counting, in_groups
 from calcvm.kernels_cpu._values import Point, Value, Values
-from calcvm.kernels_cpu._vectors import word, phi
+from calcvm.kernels_cpu._vectors import phi, word
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 FUNCTIONS = {*DERIVATIVES} - {

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I32, WORD
 from calcvm.kernels_cpu._target import Target
-from calcvm.kernels_cpu._vectors import Vectors, word, emitted, phi
+from calcvm.kernels_cpu._vectors import Vectors, emitted, phi, word
 
 
 class Emit(Vectors):
@@ -386,7 +386,9 @@ def thin() -> Any:
                     x01, x23 = (b.shuffle_vector(x[t], x[t + 1], e.indices(pairs)) for t in (0, 2))
                     b.store(b.shuffle_vector(x01, x23, e.indices(fours)), b.gep(rows, [word(4 * v + q)]))
             found = b.bitcast(rows, a.type)
-            with cgutils.for_range(b, b.select(b.icmp_signed("<", left, word(2 * lanes)), left, word(2 * lanes))) as loop:
+            with cgutils.for_range(
+                b, b.select(b.icmp_signed("<", left, word(2 * lanes)), left, word(2 * lanes))
+            ) as loop:
                 row = b.add(i, loop.index)
                 x = four.load(e.at(found, b.mul(loop.index, word(4))))
                 y = b.fadd(x, four.load(e.at(init, b.mul(row, irs)), init_mask))

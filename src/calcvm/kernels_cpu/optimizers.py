@@ -16,8 +16,8 @@ from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE, WEIGHT_DECAY
 from calcvm.kernel import words
 from calcvm.kernels_cpu._common import (
-    WORD,
     REASSOC,
+    WORD,
     Float,
     Ptr,
     at,
