@@ -19,11 +19,12 @@ KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.
 # a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
 SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 FOLDERS := whole-cuda whole-equations
-LONGEST := whole-others $(FOLDERS) whole-graphs whole-levels whole-races
+FILES := whole-targets whole-cells # which compile most: what a process has compiled stays in its memory
+LONGEST := whole-others $(FOLDERS) $(FILES) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(FILES) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -44,7 +45,10 @@ test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` 
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(FOLDERS:whole-%=--ignore=tests/%) $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(FOLDERS:whole-%=--ignore=tests/%) $(FILES:whole-%=--ignore=tests/test_%.py) $(PYTEST_ARGS)
+
+$(FILES): whole-%: $(VENV)/.torch
+	$(ALONE) $(BIN)/python -m pytest --whole tests/test_$*.py $(PYTEST_ARGS)
 
 $(FOLDERS): whole-%: $(VENV)/.torch
 	$(ALONE) $(BIN)/python -m pytest --whole tests/$* $(PYTEST_ARGS)

@@ -88,7 +88,7 @@ def _element(t: Any) -> Any:
 
 @intrinsic
 def like(tc, x, c):
-    """The number ``c`` in the dtype of ``x`` (a float or a pointer to floats), for dtype-generic code."""
+    """The number ``c`` in the dtype of ``x`` (a number or a pointer to numbers), for dtype-generic code."""
     target = _element(x)
 
     def codegen(ctx, b, sig, args):
@@ -195,7 +195,7 @@ def index_of(me, value, n):
     """A number of the data as an index; one that is no integer in [0, n) traps, and counts as 0."""
     if value >= 0 and value < n:
         k = int(value)
-        if k == value:
+        if like(value, k) == value:  # compared as `value` is: not as float64, which small processors lack
             return k
     trap(me, BAD_INDEX)
     return 0
