@@ -1,4 +1,4 @@
-"""Objects of straight code, each made by a process of its own: LLVM ends the process where it cannot go on, and Numba has one width."""
+"""Objects of straight code, each made in a separate process: LLVM ends a process where it cannot go on, and Numba has one width."""
 
 from __future__ import annotations
 

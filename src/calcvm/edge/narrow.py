@@ -1,7 +1,7 @@
 """A Numba whose integers of code, ``types.intp``, have 32 bits, as Numba has on machines of 32 bits.
 
 Sizes, offsets and indexes are then typed with 32 bits from the first line of IR on, and nothing is rewritten.  Numba reads the width
-once, when it is imported, so a process of its own (`calcvm.edge.emission`) calls `narrow` first.  That all numbers fit is checked
+once, when it is imported, so a separate process (`calcvm.edge.emission`) calls `narrow` first.  That all numbers fit is checked
 where they become constants (`calcvm.edge.straight`).
 """
 
