@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import llvmlite.binding as llvm
 import pytest
+from numba.core import ir_utils
 
 from calcvm import kernels_cpu
 from calcvm.kernels_cpu import _native
@@ -102,6 +103,13 @@ def test_every_kernel_compiles_for_every_target_in_one_process(dtype, whole):
             code[kind] = made.code
         assert len({*code.values()}) >= 3, name  # the host may be one of the others
         assert native.compile(dtype, "cpu", SSE).code == code["sse"], name
+
+
+def test_a_process_that_has_compiled_much_goes_on():
+    """Numba numbers blocks from a count of the process, which a day of compiling brings to numbers too long for LLVM."""
+    fresh = KERNELS["max_pool_fwd"].compile("float32", "cpu").code
+    ir_utils._the_max_label._value = 2**5000
+    assert KERNELS["max_pool_fwd"].compile("float32", "cpu").code == fresh
 
 
 def test_objects_of_several_targets_lie_side_by_side_in_the_cache(tmp_path, monkeypatch, forgotten):

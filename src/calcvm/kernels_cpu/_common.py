@@ -19,7 +19,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, ir_utils
 from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
@@ -387,6 +387,8 @@ def lowered(
 ) -> tuple[Any, str]:
     """Numba's library of a function, with all that it calls in one module that is not optimized, and the name of its body."""
     cpu_target.target_context.refresh()
+    # Numba numbers the blocks of inlined functions on and on, doubling at each level: in a long process until LLVM refuses their names
+    ir_utils._the_max_label._value = 0
     flags = Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
