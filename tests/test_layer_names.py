@@ -48,6 +48,7 @@ def layers():
         sequences = name in (
             "GRU",
             "LSTM",
+            "MeanOverSteps",
             "MultiHeadAttention",
             "PositionalEmbedding",
             "RNN",

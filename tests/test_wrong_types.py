@@ -149,7 +149,7 @@ def layer(kind):
 
 
 SEQUENCES = {
-    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), {"hidden_size": 3}), nn.Recurrent: {"cell": cv.cell(1)(leaky), "hidden_size": 3}, nn.MultiHeadAttention: {"num_heads": 2}, nn.PositionalEmbedding: {"max_length": 5},
+    **dict.fromkeys((nn.RNN, nn.GRU, nn.LSTM), {"hidden_size": 3}), nn.Recurrent: {"cell": cv.cell(1)(leaky), "hidden_size": 3}, nn.MultiHeadAttention: {"num_heads": 2}, nn.PositionalEmbedding: {"max_length": 5}, nn.MeanOverSteps: {},
     **dict.fromkeys((nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), {"nhead": 2}),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.edge.emission import emit
 from calcvm.edge.targets import ALIASES, TARGETS
+from calcvm.operators import elementwise
 from tests.edge.emulator import Machine, linked, own_bytes
 
 EMULATED = [name for name in TARGETS if name != "linux-x86_64"]  # which runs here
@@ -169,6 +170,20 @@ def test_a_trap_is_a_return_code(tmp_path):
 
 
 # ---------------------------------------------------------------- what is refused
+def test_a_custom_operator_is_refused(tmp_path):
+    @elementwise()
+    class tripled_here:
+        def y(x):
+            return 3 * x
+
+        def dx(dy):
+            return 3 * dy
+
+    model = model_of(nn.Linear(3) >> nn.Function(lambda x: cv.apply("tripled_here", x)), (4,))
+    with pytest.raises(cv.CalcError, match=r"tripled_here_bwd is a kernel that only this process has: .*cv.equation"):
+        model.export(tmp_path, "pico")
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [

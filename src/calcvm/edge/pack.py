@@ -19,6 +19,7 @@ from calcvm.errors import CalcError, telling
 from calcvm.files import replace
 from calcvm.formulas.steps import BETA1_T, BETA2_T, N_SLOTS
 from calcvm.frozen import frozen
+from calcvm.kernels_cpu import own_kernels
 from calcvm.ops.statement import PHASES
 from calcvm.tables import laid_out
 from calcvm.vm.run.device import Cpu
@@ -113,6 +114,11 @@ def _check(loaded: Loaded, processor: Processor) -> None:
     """Raise a CalcError if a program is none for other processors."""
     if not isinstance(loaded.device, Cpu):
         raise CalcError(f"export: the model is compiled for {loaded.device.name!r}: compile it for the CPU")
+    names = [instruction.name for instruction in loaded.program.instructions]
+    if own := sorted(own_kernels(names)):
+        raise CalcError(
+            f"export: {own[0]} is a kernel that only this process has: write the operator as an equation (cv.equation)"
+        )
     if loaded.paged[1] > loaded.paged[0]:
         raise CalcError("export: the program keeps values in a file (pages): plan it without them")
     if processor.small and loaded.program.dtype != "float32":

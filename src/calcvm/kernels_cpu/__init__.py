@@ -61,7 +61,7 @@ def _state(name: str) -> None:
         import_module("calcvm.kernels_cpu.plain").state(stated.STATED[name])
     cells = sys.modules.get("calcvm.equations.cells")
     if cells is not None and (own := cells.own_cell(name)) is not None:
-        import_module("calcvm.kernels_cpu.recurrent").register_own(own)
+        import_module("calcvm.kernels_cpu.recurrent").registerown_kernels(own)
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
@@ -73,7 +73,7 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
-    own = _own([name])
+    own = own_kernels([name])
     if own:
         return own[name].address(dtype, device)
     symbol = _native.symbol_of(name, dtype, device)
@@ -95,7 +95,7 @@ def prepare(
 
         _blas.require()
     names = [*names]
-    own = _own(names)
+    own = own_kernels(names)
     places = tuple(_native.modules_of(family, device) for family in FAMILIES)
     wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
     missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
@@ -113,7 +113,7 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     among the object files, or in libc and libm.
     """
     names = [*names]
-    own, places = _own(names), [_native.modules_of(family, device) for family in FAMILIES]
+    own, places = own_kernels(names), [_native.modules_of(family, device) for family in FAMILIES]
     found: dict[str, bytes] = {}
     for name in names:
         symbol = own[name].symbol(dtype, device) if name in own else _native.symbol_of(name, dtype, device)
@@ -121,7 +121,7 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     return found
 
 
-def _own(names: Iterable[str]) -> dict[str, Any]:
+def own_kernels(names: Iterable[str]) -> dict[str, Any]:
     """The users' kernels among them, which only this process knows."""
     common = sys.modules.get("calcvm.kernels_cpu._common")
     known = {name: common.KERNELS[name] for name in names if name in common.KERNELS} if common else {}

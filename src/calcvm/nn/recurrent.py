@@ -189,8 +189,11 @@ class Recurrent(_Recurrent, _OfCell):
         return type(self).function(self.cell, x, *self._weights(x, end), *states, **how, **units)
 
 
+@dataclass(repr=False, eq=False)
 class MeanOverSteps(Layer):
     """The mean over the steps that are there, (N, features), 0 if there are none; step by step over those so far."""
+
+    stateless: ClassVar[bool] = True
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)

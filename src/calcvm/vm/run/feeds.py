@@ -44,8 +44,9 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     except (RuntimeError, TypeError) as error:  # from other libraries' arrays
         raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
-        sequences = isinstance(value, (list, tuple)) and all(isinstance(row, np.ndarray) for row in value)
-        hint = PADDED if sequences else of_batches(value)
+        hint = of_batches(value) + PADDED * (
+            isinstance(value, list) and all(isinstance(row, np.ndarray) for row in value)
+        )
         raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape{hint}") from None
     given = array.dtype
     if given.kind not in "fiub":
