@@ -61,7 +61,7 @@ def _state(name: str) -> None:
         import_module("calcvm.kernels_cpu.plain").state(stated.STATED[name])
     cells = sys.modules.get("calcvm.equations.cells")
     if cells is not None and (own := cells.own_cell(name)) is not None:
-        import_module("calcvm.kernels_cpu.recurrent").registerown_kernels(own)
+        import_module("calcvm.kernels_cpu.recurrent").register_own(own)
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
