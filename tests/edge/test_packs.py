@@ -170,6 +170,16 @@ def test_a_trap_is_a_return_code(tmp_path):
 
 
 # ---------------------------------------------------------------- what is refused
+def test_names_of_functions_differ(tmp_path):
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 2)), g.parameter("w", (2, 1))
+    for name in ("a b", "a-b"):
+        with g.path(name, backward=True) as path:
+            path.minimize(cv.mean((x @ w) ** 2), cv.SGD(0.1))
+    with pytest.raises(cv.CalcError, match="paths a b, a-b give two functions one name"):
+        cv.Model(g, batch_size=1).export(tmp_path, "pico")
+
+
 def test_a_custom_operator_is_refused(tmp_path):
     @elementwise()
     class tripled_here:

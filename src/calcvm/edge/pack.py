@@ -86,8 +86,11 @@ def export(
     program = loaded.program
     batch = program.batch_size if batch is None else checks.integer("export: batch_size", batch, 1, program.batch_size)
     _check(loaded, processor)
+    functions = {what: re.sub(r"\W", "_", what) for what in paths}
+    if len({"start", *functions.values()}) <= len(paths):
+        raise CalcError(f"export: paths {', '.join(paths.values())} give two functions one name: rename a path")
     of = {
-        f"{name}_{what}": (path, PHASES if loaded.paths[path]["backward"] else PHASES[:1])
+        f"{name}_{functions[what]}": (path, PHASES if loaded.paths[path]["backward"] else PHASES[:1])
         for what, path in paths.items()
     }
     entries = {function: _spans(loaded, path, phases) for function, (path, phases) in of.items()}

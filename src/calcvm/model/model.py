@@ -938,7 +938,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     ) -> Pack:
         """Write the model for another processor: an object file and a C header, which need no library.
 
-        `calcvm.EDGE_TARGETS` are the processors.  The functions are ``NAME_start``, ``NAME_step`` (of path learn), ``NAME_predict``, and
+        The guide on microcontrollers lists the processors.  The functions are ``NAME_start``, ``NAME_step`` (of path learn), ``NAME_predict``, and
         ``NAME_stream`` if there is such a path; each takes a heap, memory of the size that the header says.
 
         Parameters
