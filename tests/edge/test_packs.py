@@ -180,7 +180,7 @@ def test_names_of_functions_differ(tmp_path):
         cv.Model(g, batch_size=1).export(tmp_path, "pico")
 
 
-def test_a_custom_operator_is_refused(tmp_path):
+def test_a_custom_operator_is_refused(tmp_path, forgotten):
     @elementwise()
     class tripled_here:
         def y(x):
