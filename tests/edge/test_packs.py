@@ -170,6 +170,12 @@ def test_a_trap_is_a_return_code(tmp_path):
 
 
 # ---------------------------------------------------------------- what is refused
+def test_a_schedule_with_a_cosine_is_refused_where_there_is_none(tmp_path):
+    model = model_of(network(), (4,), optimizer=cv.SGD(0.1, schedule=cv.Cosine(100)))
+    with pytest.raises(cv.CalcError, match="cortex-m4f has no cosine, which the schedule of the learning rate needs"):
+        model.export(tmp_path, "cortex-m4f")
+
+
 def test_names_of_functions_differ(tmp_path):
     g = cv.CalcGraph()
     x, w = g.placeholder("x", (None, 2)), g.parameter("w", (2, 1))

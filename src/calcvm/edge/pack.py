@@ -17,11 +17,12 @@ from calcvm.edge.emission import emit
 from calcvm.edge.targets import Processor, processor_of
 from calcvm.errors import CalcError, telling
 from calcvm.files import replace
-from calcvm.formulas.steps import BETA1_T, BETA2_T, N_SLOTS
+from calcvm.formulas.steps import BETA1_T, BETA2_T, COSINE, COSINE_RESTARTS, N_SLOTS
 from calcvm.frozen import frozen
 from calcvm.kernels_cpu import own_kernels
 from calcvm.ops.statement import PHASES
 from calcvm.tables import laid_out
+from calcvm.vm.program.encoding import decode_row
 from calcvm.vm.run.device import Cpu
 from calcvm.vm.run.loaded import FORWARD
 
@@ -124,6 +125,13 @@ def _check(loaded: Loaded, processor: Processor) -> None:
         )
     if loaded.paged[1] > loaded.paged[0]:
         raise CalcError("export: the program keeps values in a file (pages): plan it without them")
+    specs = [(loaded.program.spec(pc), row) for pc, row in enumerate(loaded.program.rows)] if processor.small else []
+    if any(
+        spec.name == "tick" and decode_row(spec, row)[0]["schedule"] in (COSINE, COSINE_RESTARTS) for spec, row in specs
+    ):
+        raise CalcError(
+            f"export: {processor.name} has no cosine, which the schedule of the learning rate needs: take another one"
+        )
     if processor.small and loaded.program.dtype != "float32":
         raise CalcError(f"export: {processor.name} computes in float32, and the program has {loaded.program.dtype}")
 

@@ -11,7 +11,6 @@ from calcvm.kernel import Kernels, Ptr
 from calcvm.kernels_cpu._common import DEVICES, Kernel, like, routine, sqrt
 
 HYPER = ("hyper", "scaled")  # operands of hyperparameters
-POWERS = (S.BETA1_T, S.BETA2_T)
 KERNELS = Kernels(Kernel)  # instead of those of the same rows
 DEVICES["small"] = {"gemm": "small_gemm", "gemv": "small_gemv"}
 
