@@ -75,8 +75,8 @@ def problem_of(graph: Any, batch: int, memory: int) -> Any:
     from calcvm.planner.recomputation.program import _costed, _problem, _sizes
     from calcvm.planner.workspace import with_least
 
-    machine = Machine(4, 1, False)
-    lowered = lower(graph, dtype="float32", workers=1, gpu=False, accumulate=False, keep=())[0]
+    machine = Machine(4)
+    lowered = lower(graph)[0]
     ordered = improve(with_least(lowered, machine), batch, machine)
     merged, groups = merge_rows(ordered, machine, True)
     fixed = lay_out(merged, groups, machine).fixed(batch)

@@ -173,7 +173,19 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"typing_extensions"},
     ),
     "edge": (
-        {"errors", "files", "checks", "formulas", "frozen", "helper_process", "kernel", "kernels_cpu", "ops", "tables"}
+        {
+            "errors",
+            "files",
+            "checks",
+            "formulas",
+            "frozen",
+            "helper_process",
+            "kernel",
+            "kernels_cpu",
+            "ops",
+            "planner",
+            "tables",
+        }
         | VM,
         {"numpy", "llvmlite"},
     ),
@@ -221,6 +233,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         ALL_LOWER
         | {
             "compiler",
+            "edge",
             "split_model",
             "indexed",
             "model",

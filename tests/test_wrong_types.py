@@ -455,7 +455,7 @@ def trained():
 
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
-    "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra",
+    "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "Pack",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "ShapeError", "SplitPlan",
     "Stream", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip

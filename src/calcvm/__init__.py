@@ -56,6 +56,7 @@ from calcvm.vm.program.program import Program, load_program
 
 if _TYPE_CHECKING:
     from calcvm import zoo
+    from calcvm.edge.pack import Pack
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
     from calcvm.graph_text import read_graph
     from calcvm.indexed import cell, einsum, equation, indexes
@@ -66,7 +67,7 @@ __version__ = "0.2.0"
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Path", "Plan", "PlanError", "Processor",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Pack", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "grad_cam",
     "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "read_graph", "register_op", "saliency",
@@ -116,6 +117,8 @@ def __getattr__(name: str) -> object:
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
         return _later_name(name, "calcvm.split_model")
+    if name == "Pack":
+        return _later_name(name, "calcvm.edge.pack")
     if name == "read_graph":
         return _later_name(name, "calcvm.graph_text")
     if name in ("cell", "einsum", "equation", "indexes"):

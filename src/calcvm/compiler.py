@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
 OBJECTIVES = ("speed", "memory")
+ALONE = {"blas": "; BLAS has its own threads", "small": ""}  # devices without teams, with more of why
 # A team pays off if it saves more arithmetic than its barriers cost (about 0.1 us each, and cache lines
 # that move between cores): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -76,7 +77,8 @@ def plan(
         it still does not suffice for ``batch_size``, the backward recomputes values of the forward (``plan.recomputed``).
         Training gives the same bits.
     dtype : "float32" or "float64"
-    device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
+    device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``), "cuda" (extra ``cuda``) or "small"
+        For "small" the program takes as little memory as it can, as on microcontrollers (`Model.export`).
     workers : int, optional
         Largest team; by default the machine's cores if a step is long enough to share, else 1.  On "cuda" the number of
         thread blocks; by default the fastest by the cost model.
@@ -154,7 +156,7 @@ def plan(
 
     def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
         lowered, facts = uncollected(
-            lambda: lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
+            lambda: lower(graph, dtype=dtype, workers=team, device=device, accumulate=accumulate, keep=keep)
         )
         lowered = replace(
             lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
@@ -162,13 +164,13 @@ def plan(
         if gpu:
             check_kernels(lowered)
         fit = partial(
-            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu,
+            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, device=device,
             solver_seconds=solver_seconds,
             cost=costing.of(lowered, team),
         )  # fmt: skip
         costing.without[team] = partial(fit, least=True, memory=None)
         refused: PlanError | None = None
-        for means in ladder(objective, recompute, file is not None, batch_size):
+        for means in ladder("memory" if device == "small" else objective, recompute, file is not None, batch_size):
             way = partial(
                 fit,
                 least=means.least,
@@ -196,7 +198,7 @@ def plan(
         tell = progress if callable(progress) else shown  # for all means and teams that are tried
         if gpu:
             return costing.on(_planned_for_gpu(planned, mode, workers, precision))
-        if workers is not None or device == "blas":
+        if workers is not None or device in ALONE:
             return costing.on(planned(1 if workers is None else workers))
         return costing.on(_planned_for_cpu(planned, bool(solver_seconds)))
 
@@ -245,8 +247,8 @@ def _check_options(device: str, dtype: str, workers: int | None, mode: str | Non
         raise CalcError(f"precision 'tf32' needs dtype 'float32', not {dtype!r}")
     if mode == "fleet" and workers not in (None, 1):
         raise CalcError("mode 'fleet': a model is run by one thread block, workers=1")
-    if device == "blas" and workers not in (None, 1):
-        raise CalcError("device 'blas': programs run with workers=1; BLAS has its own threads")
+    if device in ALONE and workers not in (None, 1):
+        raise CalcError(f"device {device!r}: programs run with workers=1{ALONE[device]}")
 
 
 def _file(page_bytes: int | str | None, memory: Any, bandwidth: Any, gpu: bool) -> File | None:

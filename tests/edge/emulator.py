@@ -17,6 +17,7 @@ from unicorn import (
     UC_MODE_ARM,
     UC_MODE_MCLASS,
     UC_MODE_RISCV32,
+    UC_MODE_RISCV64,
     UC_MODE_THUMB,
     Uc,
     UcError,
@@ -74,7 +75,7 @@ class Machine:
         symbols = file.get_section_by_name(".symtab")
         self.symbols = {s.name: s["st_value"] for s in symbols.iter_symbols()}
         triple = processor.target.triple
-        self.family = next(f for f in ("thumb", "aarch64", "riscv32") if triple.startswith(f))
+        self.family = next(f for f in ("thumbv7-", "thumb", "aarch64", "riscv32", "riscv64") if triple.startswith(f))
         self.uc, self.registers, self.top, self.returns = self._made()
         for start, size in ((0, 1 << 24), (HEAP, heap_bytes), (STACK, STACK_BYTES), (END, 1 << 12)):
             self.uc.mem_map(start, (size + 0xFFF) & ~0xFFF)
@@ -94,7 +95,11 @@ class Machine:
         if self.family == "aarch64":
             uc = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
             return uc, (a64.UC_ARM64_REG_X0, a64.UC_ARM64_REG_X1), a64.UC_ARM64_REG_SP, a64.UC_ARM64_REG_LR
-        uc = Uc(UC_ARCH_RISCV, UC_MODE_RISCV32)
+        if self.family == "thumbv7-":
+            uc = Uc(UC_ARCH_ARM, UC_MODE_ARM)
+            uc.ctl_set_cpu_model(a32.UC_CPU_ARM_CORTEX_A7)
+            return uc, (a32.UC_ARM_REG_R0, a32.UC_ARM_REG_R1), a32.UC_ARM_REG_SP, a32.UC_ARM_REG_LR
+        uc = Uc(UC_ARCH_RISCV, UC_MODE_RISCV32 if self.family == "riscv32" else UC_MODE_RISCV64)
         return uc, (rv.UC_RISCV_REG_A0, rv.UC_RISCV_REG_A1), rv.UC_RISCV_REG_SP, rv.UC_RISCV_REG_RA
 
     def _floats_on(self) -> None:
@@ -108,7 +113,10 @@ class Machine:
             uc.reg_write(a32.UC_ARM_REG_FPEXC, 1 << 30)
         elif self.family == "aarch64":
             uc.reg_write(a64.UC_ARM64_REG_CPACR_EL1, 3 << 20)
-        elif self.family == "riscv32":
+        elif self.family == "thumbv7-":
+            uc.reg_write(a32.UC_ARM_REG_C1_C0_2, uc.reg_read(a32.UC_ARM_REG_C1_C0_2) | 0xF << 20)
+            uc.reg_write(a32.UC_ARM_REG_FPEXC, 1 << 30)
+        else:
             uc.reg_write(rv.UC_RISCV_REG_MSTATUS, uc.reg_read(rv.UC_RISCV_REG_MSTATUS) | 0x6000)
 
     def _counted(self, uc, address, size, _) -> None:
@@ -127,7 +135,7 @@ class Machine:
         uc, top = self.uc, STACK + STACK_BYTES - 64
         uc.mem_write(STACK, PAINT * (STACK_BYTES - 64))
         uc.reg_write(self.registers[0], HEAP)
-        thumb = self.family == "thumb"
+        thumb = self.family.startswith("thumb")
         uc.reg_write(self.returns, END | thumb)
         uc.reg_write(self.top, top)
         self.count = 0

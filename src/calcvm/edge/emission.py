@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from calcvm.edge.places import Places
 from calcvm.edge.targets import TARGETS, Processor
 from calcvm.errors import CalcError
 from calcvm.frozen import frozen
@@ -38,11 +40,19 @@ class Code:
 
 
 def emit(
-    program: Program, batch: int, entries: Spans, processor: Processor, start: str, image: tuple[int, bytes]
+    program: Program,
+    batch: int,
+    entries: Spans,
+    processor: Processor,
+    objective: str,
+    places: Places,
+    start: str,
+    image: bytes,
+    constants: bytes,
 ) -> Code:
     """The object of a program's entries: for each name the spans of its rows; and ``start``, which sets a heap to an image.
 
-    image : the place of its first byte in the heap, and its bytes; all others are 0.
+    image : the bytes of ``places.state``; all others of the heap are 0.  constants : those of ``places.constants``.
 
     Raises
     ------
@@ -50,13 +60,15 @@ def emit(
     """
     file = io.BytesIO()
     program.save(file)
-    place, data = image
     request = {
-        "target": processor.name, "batch": batch, "entries": entries, "start": start, "place": place, "bytes": len(data),
+        "target": processor.name, "batch": batch, "entries": entries, "start": start, "objective": objective, "places": asdict(places),
+        "bytes": [len(image), len(constants)],
     }  # fmt: skip
     helper = HelperProcess(__name__, errors=subprocess.PIPE)
     try:
-        answer, told = helper.process.communicate(json.dumps(request).encode() + b"\n" + data + file.getvalue())
+        answer, told = helper.process.communicate(
+            json.dumps(request).encode() + b"\n" + image + constants + file.getvalue()
+        )
     finally:
         helper.end()
     head, _, code = answer.partition(b"\n")
@@ -68,7 +80,7 @@ def emit(
     if "error" in found:
         raise CalcError(f"export: {found['error']}")
     frames = {name: int(size) for size, name in FRAME.findall(told.decode(errors="replace"))}
-    return Code(code, frames, found["calls"])
+    return Code(code, frames | found["frames"], found["calls"])
 
 
 # ---------------------------------------------------------------- in the process
@@ -93,9 +105,9 @@ def serve() -> None:
 def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any], bytes]:
     from calcvm.edge.straight import Straight
 
-    image = sys.stdin.buffer.read(request["bytes"])
-    program = load_program(io.BytesIO(sys.stdin.buffer.read()))
-    made = Straight(program, request["batch"], request["entries"], processor)
-    made.start(request["start"], request["place"], image)
+    image, constants = map(sys.stdin.buffer.read, request["bytes"])
+    program, places = load_program(io.BytesIO(sys.stdin.buffer.read())), Places(**request["places"])
+    made = Straight(program, request["batch"], request["entries"], processor, request["objective"], places, constants)
+    made.start(request["start"], places.of(places.state[0])[0], image)
     made.finish()
-    return {"calls": made.calls_of}, made.code
+    return {"calls": made.calls_of, "frames": made.frames}, made.code

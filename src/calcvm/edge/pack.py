@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from calcvm import checks
+from calcvm.edge.c_header import c_header
+from calcvm.edge.description import Array, Description, Function
+from calcvm.edge.elf import Elf
 from calcvm.edge.emission import emit
-from calcvm.edge.targets import Processor, processor_of
-from calcvm.errors import CalcError, telling
+from calcvm.edge.places import Places, places_of
+from calcvm.edge.state import Lasting, from_device, lasting_of, newest, to_device
+from calcvm.edge.targets import Processor
+from calcvm.edge.web import javascript, wasm
+from calcvm.errors import CalcError, FileError, telling
 from calcvm.files import replace
-from calcvm.formulas.steps import BETA1_T, BETA2_T, COSINE, COSINE_RESTARTS, N_SLOTS
+from calcvm.formulas.steps import COSINE, COSINE_RESTARTS
 from calcvm.frozen import frozen
 from calcvm.kernels_cpu import own_kernels
 from calcvm.ops.statement import PHASES
+from calcvm.planner.lifetimes import Machine
 from calcvm.tables import laid_out
 from calcvm.vm.program.encoding import decode_row
 from calcvm.vm.run.device import Cpu
 from calcvm.vm.run.loaded import FORWARD
 
 if TYPE_CHECKING:
+    from calcvm.vm.memory.base_model import BaseModel
     from calcvm.vm.run.loaded import Loaded
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
 HELPERS = (
     "memcpy",
     "memset",
@@ -38,17 +42,19 @@ HELPERS = (
     "__aeabi_memcpy4",
     "__aeabi_memclr",
     "__aeabi_memclr4",
+    "__aeabi_memclr8",
 )  # what a C compiler supposes to be there, too
-ALLOCATED, SYMBOLS, WITHOUT_BITS = 2, 2, 8  # of ELF: a flag, and types of sections
 
 
-@frozen
+@frozen(kw_only=True)
 class Pack:
     """What `Model.export` has written.
 
     files : paths.  target, batch_size : what it is for.
     flash, ram : bytes of code and constants, and of the heap.  stack : bytes of stack by function.
     undefined : functions of the compiler's runtime that it calls, besides memcpy and memset; their stack is not counted.
+    program : the hash of the program whose rows it is made of.
+    state : where what lasts begins in the heap, and its bytes.  lasting : its values.
     """
 
     files: tuple[Path, ...]
@@ -58,6 +64,9 @@ class Pack:
     ram: int
     stack: Mapping[str, int]
     undefined: tuple[str, ...]
+    program: str
+    state: tuple[int, int]
+    lasting: Mapping[str, Lasting]
 
     def __str__(self) -> str:
         rows = [("flash", self.flash, "code and start values"), ("RAM", self.ram, "the heap")]
@@ -68,50 +77,110 @@ class Pack:
         )
         return "\n".join([f"{self.target}, batch of {self.batch_size}", *told, *[linked] * bool(self.undefined)])
 
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Pack:
+        """The pack that a file such as ``pack/model.json`` describes.
+
+        Raises
+        ------
+        FileError : the file cannot be read, or describes no pack.
+        """
+        with telling(str(path), "read"):
+            text = Path(path).read_text()
+        try:
+            facts = json.loads(text)
+            lasting = {name: Lasting(*of) for name, of in facts["lasting"].items()}
+            known = {f: facts[f] for f in ("target", "batch_size", "flash", "ram", "stack", "program")}
+            return cls(
+                files=(Path(path),),
+                undefined=tuple(facts["undefined"]),
+                state=tuple(facts["state"]),
+                lasting=lasting,
+                **known,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FileError(f"{path} describes no pack: give the .json of model.export") from error
+
+    def state_of(self, model: BaseModel) -> bytes:
+        """A model's state as the device has it in its heap, `state` bytes: to go on there from what the model has learned.
+
+        Raises
+        ------
+        CalcError : the pack is of another graph.
+        """
+        return to_device(model.image(), model.loaded, self.lasting, self.state[1])
+
+    def restore(self, model: BaseModel, *states: bytes) -> None:
+        """Set a model to what a device has learned; training goes on from there.
+
+        Parameters
+        ----------
+        states : the bytes of the state from a device's heap, or pages that ``NAME_save`` has written, of which the newest whole one
+            counts.
+
+        Raises
+        ------
+        CalcError : no page is whole, or of this program; or the pack is of another graph.
+        """
+        given = [bytes(state) for state in states]
+        state = (
+            given[0]
+            if len(given) == 1 and len(given[0]) == self.state[1]
+            else newest(given, self.program, self.state[1])
+        )
+        image = model.image()
+        from_device(state, image, model.loaded, self.lasting)
+        model.restore(image)
+
 
 def export(
     loaded: Loaded,
     paths: Mapping[str, str],
-    image: np.ndarray,
+    model: BaseModel,
     folder: Any,
-    target: object,
+    processor: Processor,
     name: str,
     batch: int | None,
+    objective: str,
 ) -> Pack:
-    """`Model.export`; ``paths`` : by function.  ``image`` : the model's persistent bytes with gradients."""
-    processor = processor_of(target)
+    """`Model.export`; ``loaded`` : the program, of the model's graph.  ``paths`` : by function."""
     if not NAME.fullmatch(name):
         raise CalcError(
             f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted"
         )
-    program = loaded.program
+    program, narrow = loaded.program, processor.bits == 32
     batch = program.batch_size if batch is None else checks.integer("export: batch_size", batch, 1, program.batch_size)
     _check(loaded, processor)
-    functions = {what: re.sub(r"\W", "_", what) for what in paths}
-    if len({"start", *functions.values()}) <= len(paths):
+    functions = [_function(loaded, what, path) for what, path in paths.items()]
+    if len({"start", *(f.name for f in functions)}) <= len(paths):
         raise CalcError(f"export: paths {', '.join(paths.values())} give two functions one name: rename a path")
-    of = {
-        f"{name}_{functions[what]}": (path, PHASES if loaded.paths[path]["backward"] else PHASES[:1])
-        for what, path in paths.items()
-    }
-    entries = {function: _spans(loaded, path, phases) for function, (path, phases) in of.items()}
-    start = _start(loaded, image, processor)
-    code = emit(program, batch, entries, processor, f"{name}_start", (loaded.image[0], start))
+    entries = {f"{name}_{f.name}": f.spans for f in functions}
+    places = places_of(program, [span for spans in entries.values() for span in spans], loaded.image)
+    lasting, constant = (lasting_of(loaded, span, batch, narrow) for span in (places.state, places.constants))
+    image, size = model.image(), places.state[1] - places.state[0]
+    kept = to_device(image, model.loaded, lasting, size)
+    constants = to_device(image, model.loaded, constant, places.constants[1] - places.constants[0])
+    code = emit(program, batch, entries, processor, objective, places, f"{name}_start", kept.rstrip(b"\0"), constants)
     stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
-    elf, ram = Elf(code.object), program.heap_bytes
-    flash, undefined = elf.flash, tuple(f for f in elf.undefined if f not in HELPERS)
-    arrays = {function: (loaded.feeds(path, phases), _outputs(loaded, path)) for function, (path, phases) in of.items()}
-    header = _header(loaded, processor, name, batch, arrays, stack, flash, ram)
-    facts = {
-        "target": processor.name, "program": program.hash, "batch_size": batch, "flash": flash, "ram": ram, "stack": stack,
-        "state": list(loaded.image), "undefined": undefined,
-    }  # fmt: skip
-    files = {
-        f"{name}.o": code.object,
-        f"{name}.h": header.encode(),
-        f"{name}.json": json.dumps(facts, indent=1).encode(),
-    }
-    return Pack(_write(folder, files), processor.name, batch, flash, ram, stack, undefined)
+    web = processor.name == "browser"
+    binary = wasm(code.object, processor, [*stack], max(stack.values())) if web else code.object
+    elf = None if web else Elf(binary)
+    pack = Description(
+        name=name, processor=processor, program=program.hash, batch=batch, functions=tuple(functions),
+        arrays={v: _array(loaded, v, batch, places) for f in functions for v in (*f.feeds, *f.outputs)},
+        flash=elf.flash if elf else len(binary), ram=places.ram, align=Machine(program.itemsize, device=loaded.device.name).line,
+        state=(places.of(places.state[0])[0], size), lasting=lasting, stack=stack,
+        undefined=tuple(f for f in elf.undefined if f not in HELPERS) if elf else (),
+    )  # fmt: skip
+    files: dict[str, bytes | str] = {f"{name}.json": json.dumps(pack.facts(), indent=1)}
+    if web:
+        files |= {f"{name}.wasm": binary, f"{name}.js": javascript(pack)}
+    else:
+        files |= {f"{name}.o": binary, f"{name}.h": c_header(pack)}
+    return Pack(
+        files=_write(folder, files), target=processor.name, batch_size=batch, flash=pack.flash, ram=pack.ram, stack=stack,
+        undefined=pack.undefined, program=program.hash, state=pack.state, lasting=lasting,
+    )  # fmt: skip
 
 
 def _check(loaded: Loaded, processor: Processor) -> None:
@@ -125,34 +194,33 @@ def _check(loaded: Loaded, processor: Processor) -> None:
         )
     if loaded.paged[1] > loaded.paged[0]:
         raise CalcError("export: the program keeps values in a file (pages): plan it without them")
-    specs = [(loaded.program.spec(pc), row) for pc, row in enumerate(loaded.program.rows)] if processor.small else []
+    specs = (
+        [(loaded.program.spec(pc), row) for pc, row in enumerate(loaded.program.rows)] if processor.bits == 32 else []
+    )
     if any(
         spec.name == "tick" and decode_row(spec, row)[0]["schedule"] in (COSINE, COSINE_RESTARTS) for spec, row in specs
     ):
         raise CalcError(
             f"export: {processor.name} has no cosine, which the schedule of the learning rate needs: take another one"
         )
-    if processor.small and loaded.program.dtype != "float32":
+    if processor.bits == 32 and loaded.program.dtype != "float32":
         raise CalcError(f"export: {processor.name} computes in float32, and the program has {loaded.program.dtype}")
 
 
-def _spans(loaded: Loaded, path: str, phases: tuple[str, ...]) -> list[tuple[int, int]]:
-    """The rows of a function: results first, on which a trap ends it."""
-    before = loaded.round(path, *phases[: len(FORWARD)])
-    return [*before, loaded.span(path, phases[len(FORWARD) :])] if phases == PHASES else before
+def _function(loaded: Loaded, what: str, path: str) -> Function:
+    """The function of a path, whose first rows are those of the results: a trap there ends it."""
+    phases = PHASES if loaded.paths[path]["backward"] else PHASES[:1]
+    spans = [*loaded.round(path, *phases[: len(FORWARD)])]
+    if phases == PHASES:
+        spans.append(loaded.span(path, phases[len(FORWARD) :]))
+    return Function(
+        re.sub(r"\W", "_", what), path, spans, tuple(loaded.feeds(path, phases)), tuple(_outputs(loaded, path))
+    )
 
 
-def _start(loaded: Loaded, image: np.ndarray, processor: Processor) -> bytes:
-    """The bytes with which a heap starts, those of `Loaded.image`."""
-    (first, last), begin = loaded.image, loaded.opened[0]
-    start = image[first - begin : last - begin].copy()
-    for facts in loaded.paths.values() if processor.small else ():
-        if facts["backward"]:  # see calcvm.kernels_cpu._small
-            at = loaded.program.symbols[facts["hyper"]].start - first
-            slots = start[at : at + 8 * N_SLOTS].view(np.float64).copy()
-            slots[[BETA1_T, BETA2_T]] = 1 - slots[[BETA1_T, BETA2_T]]
-            start[at : at + 4 * N_SLOTS] = slots.astype(np.float32).view(np.uint8)
-    return start.tobytes().rstrip(b"\0")
+def _array(loaded: Loaded, name: str, batch: int, places: Places) -> Array:
+    symbol = loaded.symbol(name)
+    return Array(places.of(symbol.start)[0], tuple(loaded.shape(name, batch)), symbol.dtype)
 
 
 def _outputs(loaded: Loaded, path: str) -> list[str]:
@@ -163,98 +231,16 @@ def _outputs(loaded: Loaded, path: str) -> list[str]:
 
 
 # ---------------------------------------------------------------- files
-def _header(
-    loaded: Loaded, processor: Processor, name: str, batch: int, arrays: Mapping, stack: Mapping, flash: int, ram: int
-) -> str:
-    upper, program = name.upper(), loaded.program
-    shown = dict.fromkeys(v for feeds, outputs in arrays.values() for v in (*feeds, *outputs))
-    lines = [
-        f"/* {name}: a model for {processor.name} ({processor.what}), made by calcvm of program {program.hash[:12]}.",
-        "",
-        f"   {flash:,} bytes of code and constants, {ram:,} bytes of heap; stack in bytes: "
-        + ", ".join(f"{f} {size}" for f, size in stack.items())
-        + ".",
-        "",
-        f"   {name}_start sets a heap to the model's start.  The other functions return 0, or the code of a trap (low byte) and its row:",
-        "   data that the program cannot use, such as a label that is no class.  A heap serves one call at a time.",
-        "*/",
-        f"#ifndef {upper}_H",
-        f"#define {upper}_H",
-        "#include <stdint.h>",
-        "",
-        f"#define {upper}_HEAP_BYTES {ram}",
-        f"#define {upper}_HEAP_ALIGN {program.itemsize if processor.small else 64}",
-        f"#define {upper}_BATCH {batch}",
-        f"#define {upper}_STATE_OFFSET {loaded.image[0]} /* parameters and the optimizer's state */",
-        f"#define {upper}_STATE_BYTES {loaded.image[1] - loaded.image[0]}",
-        "",
-        f"int32_t {name}_start(void *heap);",
-        *(
-            f"int32_t {f}(void *heap); /* {', '.join(feeds)} -> {', '.join(outputs)} */"
-            for f, (feeds, outputs) in arrays.items()
-        ),
-        "",
-        *(_accessor(loaded, name, v, batch) for v in shown),
-        "",
-        "#endif",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _accessor(loaded: Loaded, name: str, variable: str, batch: int) -> str:
-    symbol, shape = loaded.symbol(variable), loaded.shape(variable, batch)
-    c_type, called = C_TYPES[symbol.dtype], re.sub(r"\W", "_", variable)
-    size = "".join(f"[{n}]" for n in shape) or "[1]"
-    return f"static inline {c_type} *{name}_{called}(void *heap) {{ return ({c_type} *)((char *)heap + {symbol.start}); }} /* {size} */"
-
-
-def _write(folder: Any, files: Mapping[str, bytes]) -> tuple[Path, ...]:
+def _write(folder: Any, files: Mapping[str, bytes | str]) -> tuple[Path, ...]:
     if not isinstance(folder, (str, PathLike)):
         raise CalcError(f"export: {checks.shown(folder)} is not the path of a folder")
     place = Path(folder)
     with telling(str(folder), "written"):
         place.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            replace(place / name, _writer(data))
+            replace(place / name, _writer(data if isinstance(data, bytes) else data.encode()))
     return tuple(place / name for name in files)
 
 
 def _writer(data: bytes) -> Callable[[Any], object]:
     return lambda file: file.write(data)
-
-
-class Elf:
-    """An object file in the format ELF: its sections, (name, type, flags, place, size, link, size of an entry)."""
-
-    def __init__(self, code: bytes):
-        self.code, self.wide = code, code[4] == 2
-        place, *_ = struct.unpack_from("<Q" if self.wide else "<I", code, 40 if self.wide else 32)
-        size, count = struct.unpack_from("<HH", code, 58 if self.wide else 46)
-        form = "<IIQQQQIIQQ" if self.wide else "<IIIIIIIIII"
-        found = [struct.unpack_from(form, code, place + k * size) for k in range(count)]
-        self.sections = [
-            (name, kind, flags, at, n, link, each) for name, kind, flags, _, at, n, link, _, _, each in found
-        ]
-
-    @property
-    def flash(self) -> int:
-        """Bytes of code and constants."""
-        return sum(n for _, kind, flags, _, n, *_ in self.sections if flags & ALLOCATED and kind != WITHOUT_BITS)
-
-    @property
-    def undefined(self) -> tuple[str, ...]:
-        """The functions that it calls and does not have."""
-        names = []
-        for _, kind, _, at, n, link, each in self.sections:
-            if kind == SYMBOLS:
-                texts = self.sections[link][3]
-                for k in range(at + each, at + n, each):  # the first is none
-                    (name,), (section,) = (
-                        struct.unpack_from("<I", self.code, k),
-                        struct.unpack_from("<H", self.code, k + (6 if self.wide else 14)),
-                    )
-                    if section == 0:
-                        start = texts + name
-                        names.append(self.code[start : self.code.index(0, start)].decode())
-        return tuple(sorted(names))

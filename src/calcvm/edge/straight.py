@@ -18,17 +18,25 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
+from calcvm.edge.elf import Elf
+from calcvm.edge.libm import libm_of
+from calcvm.edge.places import Places
 from calcvm.edge.targets import Processor
 from calcvm.errors import CalcError
+from calcvm.formulas.optimizers import UPDATES
 from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, Words, element_of
 from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._codegen import context_of
 from calcvm.kernels_cpu._common import I8, I32, I64, ROUTINES, WORD, entry_of, lowered, on_device
+from calcvm.kernels_cpu._native import of_device
 from calcvm.kernels_cpu._target import on_target
-from calcvm.vm.program.encoding import phases_of
+from calcvm.ops.types import BYTES
+from calcvm.vm.program.encoding import ABSENT, phases_of
 from calcvm.vm.program.program import Program
 
 DEFINITION = re.compile(r"^(define [^{]*\)(?: (?:local_)?unnamed_addr)?)( [^{]*)?\{$", re.MULTILINE)
+ALLOCATION = re.compile(r"alloca (?:\[(\d+) x )?(\w+)")
+BYTES_OF = {"i8": 1, "i32": 4, "float": 4, "ptr": 4, "i64": 8, "double": 8}
 TRAP_SHIFT = 8
 ROUNDS = 2  # of LLVM's passes: what became constant in one is used in the next
 ELEMENTS = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "int64": I64, "int32": I32}
@@ -40,14 +48,26 @@ class Straight:
     """The module of a program's entries, for a batch; ``entries`` : for each name the spans of its rows."""
 
     def __init__(
-        self, program: Program, batch: int, entries: Mapping[str, Sequence[tuple[int, int]]], processor: Processor
+        self,
+        program: Program,
+        batch: int,
+        entries: Mapping[str, Sequence[tuple[int, int]]],
+        processor: Processor,
+        objective: str,
+        places: Places,
+        constants: bytes,
     ):
         self.program, self.rows, self.processor = program, program.rows_for(batch), processor
+        self.places, self.smallest = places, objective == "size" and processor.scalar
         self.entries, self.element = dict(entries), ELEMENTS[program.dtype]
         self.bodies: dict[str, tuple[str, Words]] = {}  # by kernel: the name of its body, and its words
         self.calls = ir.Module()
-        self.small = import_module("calcvm.kernels_cpu._small") if processor.small else None
-        with on_device("small" if processor.small else "cpu"), on_target(processor.target):
+        self.constants = self._constant("constants", constants, align=8)
+        self.small = import_module("calcvm.kernels_cpu._small") if processor.bits == 32 else None
+        device = "small" if processor.scalar else program.info.get("device", "cpu")
+        for module in of_device(device):  # which registers the device's routines
+            import_module(f"calcvm.{module}")
+        with on_device(device, straight=True), on_target(processor.target):
             self.module = llvm.parse_assembly("")
             self.module.triple = processor.target.triple
             self.module.data_layout = str(processor.target.machine().target_data)
@@ -65,17 +85,24 @@ class Straight:
     def start(self, name: str, place: int, image: bytes) -> None:
         """An entry that sets the heap to 0, but for an image at a place."""
         f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
+        f.attributes.add("optsize")
+        f.attributes.add("minsize")
         self.entries[name] = []
         b = ir.IRBuilder(f.append_basic_block())
-        heap, n, t = b.bitcast(f.args[0], I8.as_pointer()), len(image), ir.ArrayType(I8, len(image))
-        constant = ir.GlobalVariable(self.calls, t, f"{name}_image")
-        constant.linkage, constant.global_constant, constant.initializer = "internal", True, t(bytearray(image))
-        for start, stop in ((0, place), (place + n, self.program.heap_bytes)):
+        heap, n, constant = b.bitcast(f.args[0], I8.as_pointer()), len(image), self._constant(f"{name}_image", image)
+        for start, stop in ((0, place), (place + n, self.places.ram)):
             args = [b.gep(heap, [WORD(start)]), I8(0), WORD(stop - start), ir.IntType(1)(0)]
             b.call(self._intrinsic("llvm.memset.p0", args), args)
-        args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), ir.IntType(1)(0)]
-        b.call(self._intrinsic("llvm.memcpy.p0.p0", args), args)
+        if n:
+            args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), ir.IntType(1)(0)]
+            b.call(self._intrinsic("llvm.memcpy.p0.p0", args), args)
         b.ret(I32(0))
+
+    def _constant(self, name: str, data: bytes, align: int = 1) -> ir.GlobalVariable:
+        t = ir.ArrayType(I8, len(data))
+        out = ir.GlobalVariable(self.calls, t, name)
+        out.linkage, out.global_constant, out.initializer, out.align = "internal", True, t(bytearray(data)), align
+        return out
 
     def _intrinsic(self, name: str, args: list[Any]) -> Any:
         full = f"{name}.i{WORD.width}"
@@ -121,6 +148,11 @@ class Straight:
         f = ir.Function(self.calls, ir.FunctionType(I32, [self.element.as_pointer()]), name)
         b = ir.IRBuilder(f.append_basic_block())
         (heap,) = f.args
+        heap.add_attribute("nonnull")
+        self.answer = (
+            b.alloca(I8.as_pointer()),
+            b.alloca(I8.as_pointer()),
+        )  # of a kernel in Numba's convention, which nothing reads
         code, where = (b.gep(heap, [I32(place)]) for place in (TRAP_CODE, TRAP_PC))
         end = f.append_basic_block()
         for span in spans:
@@ -152,14 +184,20 @@ class Straight:
             if kind == "int":
                 args.append(WORD(value))
             else:
-                own = element_of(kind)
-                base = b.bitcast(heap, ELEMENTS.get(own, I8).as_pointer()) if own else heap
                 narrowed = self.small is not None and word in self.small.HYPER  # the offset is of float64
-                args.append(b.gep(base, [WORD(2 * value if narrowed else value)]))
-        result, error = b.alloca(I8.as_pointer()), b.alloca(I8.as_pointer())
-        given = [result, error, *args]
+                args.append(self._operand(b, heap, element_of(kind) or self.program.dtype, value, 8 if narrowed else 0))
+        given = [*self.answer, *args]
         f = self.calls.globals.get(body) or ir.Function(self.calls, ir.FunctionType(I32, [a.type for a in given]), body)
         b.call(f, given)
+
+    def _operand(self, b: ir.IRBuilder, heap: Any, dtype: str, offset: int, itemsize: int) -> Any:
+        """The address of an operand, in elements of ``itemsize`` bytes (0: of its type) from the start of the program's heap."""
+        pointer = ELEMENTS.get(dtype, I8).as_pointer()
+        if offset == ABSENT:
+            return pointer(None)
+        at, constant = self.places.of(offset * (itemsize or BYTES[dtype]))
+        base = b.bitcast(self.constants if constant else heap, I8.as_pointer())
+        return b.bitcast(b.gep(base, [WORD(at)], inbounds=True), pointer)
 
     def _head(self, b: ir.IRBuilder, pc: int) -> Any:
         """The first words of a row, which traps read."""
@@ -172,15 +210,17 @@ class Straight:
 
     # ------------------------------------------------------------ code
     def finish(self) -> None:
-        """Make ``code``, the object, and ``calls_of``, by function those that it calls."""
+        """Make ``code``, the object, and ``calls_of``, by function those that it calls; and ``frames``, where LLVM tells of none."""
         self.module.link_in(llvm.parse_assembly(str(self.calls)))
         bodies = {body for body, _ in self.bodies.values()}
+        if self.smallest:  # one copy of what a row does for each parameter
+            bodies -= {body for name, (body, _) in self.bodies.items() if name in UPDATES}
         for f in self.module.functions:
             if f.is_declaration:
                 continue
             if f.name not in self.entries:
                 f.linkage = "internal"
-            if self.processor.small:
+            if self.smallest:
                 f.add_function_attribute("minsize")
                 f.add_function_attribute("optsize")
             if f.name in bodies:
@@ -188,7 +228,8 @@ class Straight:
         machine = self.processor.target.machine(2)
         for _ in range(ROUNDS):
             tuning = llvm.create_pipeline_tuning_options(2)
-            tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = not self.processor.small
+            tuning.loop_vectorization = tuning.slp_vectorization = not self.smallest
+            tuning.loop_unrolling = not self.smallest and not self.processor.target.triple.startswith("wasm")
             builder = llvm.create_pass_builder(machine, tuning)
             builder.getModulePassManager().run(self.module, builder)
             more = llvm.create_new_module_pass_manager()
@@ -198,11 +239,24 @@ class Straight:
             more.add_constant_merge_pass()
             more.add_global_dead_code_eliminate_pass()
             more.run(self.module, builder)
+        for k, f in enumerate(f for f in self.module.functions if not f.is_declaration and f.name not in self.entries):
+            f.name = f"part_{k}"  # LLVM would tell of it by a readable form of its name
         # LLVM tells the frame of each function as a warning
         module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))
         module.verify()
         self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
+        wasm = self.processor.target.triple.startswith("wasm")
+        self.frames = {f.name: _allocated(f) for f in module.functions if wasm and not f.is_declaration}
         self.code = machine.emit_object(module)
+        if not wasm and (text := libm_of(Elf(self.code).undefined)):
+            module.link_in(llvm.parse_assembly(text), preserve=True)
+            self.code = machine.emit_object(module)
+
+
+def _allocated(f: llvm.ValueRef) -> int:
+    """Bytes that a function takes of WebAssembly's stack in memory, which has arrays alone."""
+    found = [ALLOCATION.search(str(i)) for block in f.blocks for i in block.instructions if i.opcode == "alloca"]
+    return sum(-(-int(m[1] or 1) * BYTES_OF[m[2]] // 16) * 16 for m in found if m)
 
 
 def _called(f: llvm.ValueRef) -> list[str]:

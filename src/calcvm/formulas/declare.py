@@ -52,7 +52,7 @@ Parameters = dict[str, "Real | Choice"]
 
 
 # names used by `calcvm.apply`, in sizes, and as words that lowering sets
-RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "phases", "acc", "wn")
+RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "small", "phases", "acc", "wn")
 
 
 def check_params(params: Parameters) -> None:

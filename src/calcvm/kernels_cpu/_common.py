@@ -158,9 +158,11 @@ free_masks = fact(lambda target: target.free_masks, types.boolean)
 
 @intrinsic
 def given(tc, me, operand):
-    """Whether an operand is given; one left out has the offset -1."""
+    """Whether an operand is given; one left out has the offset -1, in straight code no address."""
 
     def codegen(ctx, b, sig, args):
+        if _straight:
+            return b.icmp_unsigned("!=", args[1], args[1].type(None))
         heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
         return b.icmp_unsigned("!=", args[1], b.gep(heap, [WORD(-1)]))
 
@@ -283,6 +285,8 @@ def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | Non
     """Compile a kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
     for modules in places:
+        for of_device in modules[1:]:
+            import_module(f"calcvm.{of_device}")
         if name in ROUTINES or name in KERNELS:
             break
         import_module(f"calcvm.{modules[0]}")
@@ -323,18 +327,18 @@ def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
 
 # A device may replace routines with its own, of the same arguments: {device: {routine: routine}}.
 DEVICES: dict[str, dict[str, str]] = {"cpu": {}}
-_device = "cpu"
+_device, _straight = "cpu", False
 
 
 @contextmanager
-def on_device(device: str) -> Iterator[None]:
-    """Compile with a device's routines; the cache keeps the code of different devices apart."""
-    global _device
-    saved, _device = _device, device
+def on_device(device: str, straight: bool = False) -> Iterator[None]:
+    """Compile with a device's routines; the cache keeps the code of different devices apart.  ``straight`` : for `calcvm.edge`."""
+    global _device, _straight
+    saved, (_device, _straight) = (_device, _straight), (device, straight)
     try:
         yield
     finally:
-        _device = saved
+        _device, _straight = saved
 
 
 def _substitute(name: str) -> str:

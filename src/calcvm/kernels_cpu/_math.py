@@ -227,7 +227,7 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
     reads : one letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
-    params : one letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
+    params : one letter each: ``f`` a float, ``i`` an integer of code, ``l`` an int64, ``d`` a float64 in any heap.
     indexed : a further int64 argument before the params, the index of element 0; the formula gets the
         elements' indexes (int64 lanes) before its params.
     """

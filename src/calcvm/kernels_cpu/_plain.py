@@ -14,7 +14,7 @@ from calcvm.equations.kinds import NUMBER, WITH_INDEXES
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.tree import Element, Index, Name, Node, Number, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
-from calcvm.kernels_cpu._common import WORD, intrinsic_of
+from calcvm.kernels_cpu._common import I64, WORD, intrinsic_of
 from calcvm.kernels_cpu._math import Lanes
 from calcvm.kernels_cpu._plain_loops import Loops
 from calcvm.kernels_cpu._scatter import scattered
@@ -71,7 +71,7 @@ class _Row:
     def trap(self) -> None:
         b = self.b
         heap, row = (b.extract_value(self.me, k) for k in range(2))
-        pc = b.ashr(b.load(b.gep(row, [word(1)])), word(FLAG_PC_SHIFT))
+        pc = b.ashr(b.load(b.gep(row, [word(1)])), I64(FLAG_PC_SHIFT))
         for place, value in ((TRAP_CODE, word(BAD_PLACE)), (TRAP_PC, pc)):
             b.store(b.sitofp(value, self.e.element), b.gep(heap, [word(place)]))
 

@@ -1,18 +1,25 @@
-"""The device ``small``, for processors with little memory for code and without float64: bits differ from those of other devices.
+"""The device ``small``, for little memory: products and convolutions are plain loops, without scratch.
 
-Products are plain loops.  Hyperparameters are float32 (`HYPER`), in the first half of the room of the float64 ones.  In the slots of
-the powers of Adam's beta are 1 - beta^t: as c = beta*c + (1 - beta) all terms are positive, and no digits are lost.
+Packs for processors without float64 have hyperparameters in float32 (`HYPER`), in the first half of the room of the float64 ones
+(`KERNELS`).  In the slots of the powers of Adam's beta are 1 - beta^t: as c = beta*c + (1 - beta) all terms are positive, and no
+digits are lost.
 """
 
 from __future__ import annotations
 
+from numba import types
+
 from calcvm.formulas import steps as S
 from calcvm.kernel import Kernels, Ptr
-from calcvm.kernels_cpu._common import DEVICES, Kernel, like, routine, sqrt
+from calcvm.kernels_cpu._common import DEVICES, Kernel, fact, like, njit, routine, sqrt
+from calcvm.kernels_cpu._epilogues import finish
+from calcvm.kernels_cpu.convolution import SHAPE, TODO, parts, place, tap_of
 
 HYPER = ("hyper", "scaled")  # operands of hyperparameters
 KERNELS = Kernels(Kernel)  # instead of those of the same rows
-DEVICES["small"] = {"gemm": "small_gemm", "gemv": "small_gemv"}
+DEVICES["small"] = {name: f"small_{name}" for name in ("gemm", "gemv", "convolved", "correlated", "adjoint")}
+
+has_floats = fact(lambda target: target.registers > 0, types.boolean)
 
 
 @routine("iiipiipiipipiipi")
@@ -30,14 +37,103 @@ def small_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mo
 
 @routine("iipipiippi")
 def small_gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
-    """As ``gemv``."""
-    for j in range(N):
+    """As ``gemv``: four columns at a time, for which an element of a is read once, if there are registers for them."""
+    first = 0
+    while has_floats() and first + 4 <= N:
+        zero = like(c, 0)
+        s, t, u, v = (
+            (init[first], init[first + 1], init[first + 2], init[first + 3]) if mode else (zero, zero, zero, zero)
+        )
+        for k in range(K):
+            x, at_k = a[k * a_cs], k * b_rs + first * b_cs
+            s += x * b[at_k]
+            t += x * b[at_k + b_cs]
+            u += x * b[at_k + 2 * b_cs]
+            v += x * b[at_k + 3 * b_cs]
+        c[first], c[first + 1], c[first + 2], c[first + 3] = s, t, u, v
+        first += 4
+    for j in range(first, N):
         total = like(c, 0)
         for k in range(K):
             total += a[k * a_cs] * b[k * b_rs + j * b_cs]
         if mode:
             total += init[j]
         c[j] = total
+
+
+@njit(inline=True)
+def seen_by(p, t, I, O, K, S, P, L):
+    """The pixel of the input that tap t sees from pixel p of the result; -1 in the padding."""
+    n, o0, o1, o2 = place(p, O)
+    k0, k1, k2 = tap_of(t, K)
+    i0, i1, i2 = o0 * S[0] + k0 * L[0] - P[0], o1 * S[1] + k1 * L[1] - P[1], o2 * S[2] + k2 * L[2] - P[2]
+    inside = 0 <= i0 and i0 < I[0] and 0 <= i1 and i1 < I[1] and 0 <= i2 and i2 < I[2]
+    return ((n * I[0] + i0) * I[1] + i1) * I[2] + i2 if inside else -1
+
+
+@routine("iipppippi" + SHAPE + TODO)
+def small_convolved(lo, hi, x, wt, b, biased, y, ws, wn, *more):
+    """As ``convolved``."""
+    (G, C, F), I, O, K, S, P, L, todo = parts(more)
+    columns = G * F
+    for p in range(lo, hi):
+        for j in range(columns):
+            y[p * columns + j] = b[j] if biased else like(y, 0)
+        for t in range(K[0] * K[1] * K[2]):
+            pixel = seen_by(p, t, I, O, K, S, P, L)
+            for j in range(columns if pixel >= 0 else 0):
+                total = y[p * columns + j]
+                for c in range(C):
+                    total += x[(pixel * G + j // F) * C + c] * wt[(t * C + c) * columns + j]
+                y[p * columns + j] = total
+    finish(hi - lo, columns, columns, y, lo * columns, todo)
+
+
+@routine("iiiipppp" + SHAPE)
+def small_correlated(lo, hi, M, acc, x, dy, dwt, ws, *shape):
+    """As ``correlated``."""
+    (G, C, F), I, O, K, S, P, L, _ = parts(shape)
+    columns = G * F
+    for row in range(lo, hi):
+        for j in range(0 if acc else columns):
+            dwt[row * columns + j] = like(dwt, 0)
+        for p in range(M):
+            pixel = seen_by(p, row // C, I, O, K, S, P, L)
+            for j in range(columns if pixel >= 0 else 0):
+                dwt[row * columns + j] += x[(pixel * G + j // F) * C + row % C] * dy[p * columns + j]
+
+
+@njit(inline=True)
+def sent_from(i, k, O, S, P, L):
+    """The place along an axis of the result that sees place i by tap k; -1 if none does."""
+    o = i + P - k * L
+    return o // S if o >= 0 and o % S == 0 and o // S < O else -1
+
+
+@routine("iiipppipp" + SHAPE + TODO)
+def small_adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *more):
+    """As ``adjoint``."""
+    (G, C, F), I, O, K, S, P, L, todo = parts(more)
+    columns = G * C
+    for p in range(lo * inner, hi * inner):
+        n, i0, i1, i2 = place(p, I)
+        for j in range(columns):
+            dx[p * columns + j] = b[j] if biased else like(dx, 0)
+        for t in range(K[0] * K[1] * K[2]):
+            k0, k1, k2 = tap_of(t, K)
+            o0, o1, o2 = (
+                sent_from(i0, k0, O[0], S[0], P[0], L[0]),
+                sent_from(i1, k1, O[1], S[1], P[1], L[1]),
+                sent_from(i2, k2, O[2], S[2], P[2], L[2]),
+            )
+            pixel = ((n * O[0] + o0) * O[1] + o1) * O[2] + o2
+            for j in range(columns if o0 >= 0 and o1 >= 0 and o2 >= 0 else 0):
+                g, c = j // C, j % C
+                total = dx[p * columns + j]
+                for f in range(F):
+                    total += dy[(pixel * G + g) * F + f] * wt[((t * C + c) * G + g) * F + f]
+                dx[p * columns + j] = total
+    finish((hi - lo) * inner, columns, columns, dx, lo * inner * columns, todo)
 
 
 @KERNELS.kernel

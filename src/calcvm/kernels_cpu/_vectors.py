@@ -95,7 +95,7 @@ def emitted(
 
     def typing(*args: Any) -> Any:
         dtype = args[kinds.index("p")].dtype
-        of_kind = {"i": types.intp, "f": dtype, "d": types.float64}
+        of_kind = {"i": types.intp, "l": types.int64, "f": dtype, "d": types.float64}
         returned = types.UniTuple(dtype, result) if result > 1 else dtype if result else types.void
         sig = returned(*(of_kind.get(kind, a) for a, kind in zip(args, kinds)))
 

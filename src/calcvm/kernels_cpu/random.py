@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from numba import types
 from numba.extending import intrinsic
+from numpy import int64
 
 from calcvm.kernel import words
-from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share
+from calcvm.kernels_cpu._common import I64, INT, Float, Ptr, at, given, kernel, kernel_as, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import copy, elementwise, fill
 from calcvm.kernels_shared.random import ALL, hashing
 from calcvm.kernels_shared.resizing import padding_of
 
-_mix, _key, _bits = hashing(lambda fn: fn, lambda x: x, V.shift_right)
+
+def _wide(x: V) -> V:
+    """Integers as such of 64 bits."""
+    return x if x.is_f64 else V(x.b, x.b.sext(x.v, x.over(I64)))
+
+
+_mix, _key, _bits = hashing(lambda fn: fn, _wide, V.shift_right)
 
 
 @intrinsic
 def key_of(tc, seed, counter, stream):
     """The key with which a row of a step hashes its element indexes."""
-    i64 = types.intp
+    i64 = types.int64
     return i64(i64, i64, i64), lambda ctx, b, sig, args: _key(*(V(b, a) for a in args)).v
 
 
 @intrinsic
 def bits_of(tc, key, index):
     """62 random bits of an element, as an integer."""
-    i64 = types.intp
+    i64 = types.int64
     return i64(i64, i64), lambda ctx, b, sig, args: _bits(*(V(b, a) for a in args)).v
 
 
@@ -34,7 +41,7 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
     return (x * scale).where(_bits(key, index) >= threshold, 0.0)
 
 
-_loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
+_loop_dropout = elementwise(_dropout, "v", "fll", indexed=True)
 
 
 @njit
@@ -42,7 +49,7 @@ def _masked(n, first, stream, x, rng, rate, y):
     """x/(1 - rate) or 0 for n elements, from the ``first`` of a row on; y may be x."""
     p = rate[0]
     p = 0.0 if not p > 0 else 1.0 if p > 1 else p
-    _loop_dropout(n, x, y, first, like(x, 1.0 / (1.0 - p)), key_of(rng[0], rng[1], stream), int(p * ALL))
+    _loop_dropout(n, x, y, first, like(x, 1.0 / (1.0 - p)), key_of(rng[0], rng[1], stream), int64(p * ALL))
 
 
 @kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng.int64", "rate.float64", "y")))
@@ -72,7 +79,7 @@ def _drawn(drawn, key, k, room, rate):
     """The start of a crop along an axis, one of ``room`` + 1 places, and whether it is mirrored; k : the image's number for this axis."""
     if not drawn:
         return room // 2, False
-    return bits_of(key, k) % (room + 1), bits_of(key, k + 3) < int(rate * ALL)
+    return INT(bits_of(key, k) % (room + 1)), bits_of(key, k + 3) < int64(rate * ALL)
 
 
 @njit

@@ -33,7 +33,7 @@ class Forward:
     """
 
     def __init__(self, path: Path, operations: list[Operation] | None = None):
-        emit = self.emit = Emitter("float64", 1, False, path.graph.variables)
+        emit = self.emit = Emitter("float64", 1, "cpu", path.graph.variables)
         lowering = self.lowering = Lowering(path.graph, emit, accumulate=False, keep=set())
         emit.path, emit.phase = path.name, "forward"
         self.sources = [v for v in path.graph.variables.values() if v.kind != "result"]

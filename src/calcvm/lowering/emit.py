@@ -22,9 +22,9 @@ class Emitter:
     that is fastest.
     """
 
-    def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
+    def __init__(self, dtype: str, workers: int, device: str, reserved: Iterable[str]):
         self.dtype = dtype
-        self.on = On(workers, int(gpu))
+        self.on = On.of(workers, device)
         self._on = self.on._asdict()
         self.values: list[Value] = []
         self._names, self._counts = set(reserved), dict[str, int]()

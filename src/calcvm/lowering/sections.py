@@ -85,7 +85,7 @@ def lower(
     *,
     dtype: str = "float32",
     workers: int = 1,
-    gpu: bool = False,
+    device: str = "cpu",
     accumulate: bool = False,
     keep: Iterable[str] = (),
 ) -> tuple[Lowered, GraphFacts]:
@@ -95,11 +95,11 @@ def lower(
     ----------
     dtype : "float32" or "float64"
         Type of the heap's elements.
-    workers : int
-        The largest team that will run the program; scratch is sized for it.
+    workers, device : int, str
+        The largest team that will run the program, and on what; scratch is sized for it.
     accumulate : bool
         Whether several rounds of forward and backward may precede an optimize (gradients persist and add up).
-        Otherwise a step is one round, and large parameters are updated inside the backward.
+        Otherwise a step is one round, and large parameters (on "small" all) are updated inside the backward.
     keep : names of variables whose values must stay readable after a step.
 
     Raises
@@ -107,7 +107,7 @@ def lower(
     CalcError : a kept name is unknown, a path has a backward but minimizes nothing, or paths read each other.
     UnsupportedOperator : the loss depends on parameters through an operator without a gradient.
     """
-    return Lowering(graph, Emitter(dtype, workers, gpu, graph.variables), accumulate, set(keep)).run()
+    return Lowering(graph, Emitter(dtype, workers, device, graph.variables), accumulate, set(keep)).run()
 
 
 class Lowering:
@@ -454,9 +454,8 @@ class Lowering:
         assert path.loss is not None
         backward = Backward(emit, operations, self.accumulate)
         trained = self._trained(path)
-        inlined = (
-            set() if self.accumulate or opt.clip_norm else {p for p in trained if numel(p.shape).b >= LARGE_PARAMETER}
-        )
+        large = 0 if emit.on.small else LARGE_PARAMETER
+        inlined = set() if self.accumulate or opt.clip_norm else {p for p in trained if numel(p.shape).b >= large}
         for p in trained:
             stays = p not in inlined
             backward.parameter_gradient[p] = emit.tensor(

@@ -173,6 +173,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
     heap: CalcHeap
     _plan: Plan | None = None
+    _source: tuple[CalcGraph, dict[str, Any]] | None = None  # its graph, and what of its plan holds on every device
 
     @overload
     def __init__(self, net: nn.Layer | Iterable[nn.Layer], **options: Unpack[NetworkOptions]) -> None: ...
@@ -201,6 +202,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         graph, planned = graph_of("Model", net, options)
         accumulate = learning_batch is not None
         self._plan = compiler.plan(graph, batch_size=batch_size, memory=memory, accumulate=accumulate, **planned)
+        self._source = graph, {"accumulate": accumulate, "keep": planned.get("keep", ())}
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:
             check_learning_batch(program, learning_batch)
@@ -934,7 +936,13 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         )
 
     def export(
-        self, folder: str | PathLike[str], target: str, name: str = "model", batch_size: int | None = None
+        self,
+        folder: str | PathLike[str],
+        target: str,
+        name: str = "model",
+        batch_size: int | None = None,
+        paths: Iterable[str] | None = None,
+        objective: str | None = None,
     ) -> Pack:
         """Write the model for another processor: an object file and a C header, which need no library.
 
@@ -946,7 +954,12 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         folder : where the files are written; existing ones are replaced.
         target : processor or board, such as "cortex-m4f" or "pico".
         name : with which files and functions begin.
-        batch_size : samples of a call; default, and most: that of the program.
+        paths : names of the paths that become functions; by default those that train, predict, or keep a state.  If none trains,
+            parameters are constants, and the heap has no room for them.
+        batch_size : samples of a call; by default those of the program, which are the most if the model was loaded.
+        objective : "size" or "speed"; by default "speed" in browsers and on x86-64, else "size"
+            "size": as few bytes of code and heap as possible, products as plain loops.  "speed": loops are unrolled, and on processors
+            with vectors the model's own program and kernels are taken, which pays for large networks and batches.
 
         Returns
         -------
@@ -958,10 +971,27 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         FileError : a file cannot be written.
         """
         from calcvm.edge.pack import export
+        from calcvm.edge.targets import processor_of
 
-        chosen = [p for p, of in self.loaded.paths.items() if of["backward"] or p == PREDICT or self.loaded.carried(p)]
-        paths = {"step" if p == LEARN else p: p for p in chosen}
-        return export(self.loaded, paths, self.image(), folder, target, name, batch_size)
+        loaded, processor = self.loaded, processor_of(target)
+        objective = checks.choice(
+            "export: objective", processor.objective if objective is None else objective, ("size", "speed")
+        )
+        if (objective == "size" or processor.scalar) and loaded.device.name != "small" and self._source is not None:
+            graph, planned = self._source
+            batch = self.batch_size if batch_size is None else batch_size
+            loaded = loaded_of(
+                compiler.compile(graph, batch_size=batch, device="small", dtype=self.program.dtype, **planned)
+            )
+        if paths is None:
+            chosen = [p for p, of in loaded.paths.items() if of["backward"] or p == PREDICT or loaded.carried(p)]
+        else:
+            chosen = [
+                checks.choice("export: a path", p, loaded.paths)
+                for p in checks.items("paths", paths, "a list of names")
+            ]
+        functions = {"step" if p == LEARN else p: p for p in chosen}
+        return export(loaded, functions, self, folder, processor, name, batch_size, objective)
 
     def __reduce__(self) -> Any:
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""
@@ -970,7 +1000,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         own = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("heap", "record", "_plan", "roles", "_streams", "_orders")
+            if name not in ("heap", "record", "_plan", "_source", "roles", "_streams", "_orders")
         }
         return _unpickled, (file.getvalue(), type(self)), own or None
 

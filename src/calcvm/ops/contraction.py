@@ -59,30 +59,30 @@ def partial_over(summed: Any, elems: Any, on: On) -> Room:
 
 
 def linear_fwd_workspace(w: Any, on: On) -> Room:
-    return NOTHING if on.gpu else _packed(w.K, w.N)
+    return NOTHING if on.plain else _packed(w.K, w.N)
 
 
 def linear_bwd_w_workspace(w: Any, on: On) -> Room:
     summed = w.rows * w.inner
-    return partial_over(summed, (w.K + 1) * w.N, on) if on.gpu else _packed(summed, w.N)
+    return partial_over(summed, (w.K + 1) * w.N, on) if on.plain else _packed(summed, w.N)
 
 
 def linear_bwd_x_workspace(w: Any, on: On) -> Room:
-    return NOTHING if on.gpu else _turned(w.N, w.K)
+    return NOTHING if on.plain else _turned(w.N, w.K)
 
 
 def matmul_fwd_workspace(w: Any, on: On) -> Room:
-    return NOTHING if on.gpu else _turned(w.K, w.N) if w.tb else _packed(w.K, w.N)
+    return NOTHING if on.plain else _turned(w.K, w.N) if w.tb else _packed(w.K, w.N)
 
 
 def matmul_bwd_a_workspace(w: Any, on: On) -> Room:
-    if on.gpu:
+    if on.plain:
         return NOTHING if w.by or w.ab else _partial(w.M * w.K, on)
     return _turned(w.N, w.M) if w.ta else _packed(w.N, w.K) if w.tb else _turned(w.N, w.K)
 
 
 def matmul_bwd_b_workspace(w: Any, on: On) -> Room:
-    if on.gpu:
+    if on.plain:
         return NOTHING if w.bb and not w.by else _partial(w.K * w.N, on)
     return (_turned(w.M, w.K) if w.ta else _packed(w.M, w.K)) if w.tb else _packed(w.M, w.N)
 

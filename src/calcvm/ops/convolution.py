@@ -85,7 +85,7 @@ def _copied(w: Any) -> Any:
 
 
 def fwd_workspace(w: Any, on: On) -> Room:
-    if on.gpu:
+    if on.plain:
         return 0, 0
     if lanewise(w):
         return w.G, w.G
@@ -117,7 +117,7 @@ def _columns(w: Any) -> int:
 
 
 def bwd_x_workspace(w: Any, on: On) -> Room:
-    if on.gpu:
+    if on.plain:
         return 0, 0
     if cells := _planes(w) or _columns(w):
         return cells, cells
@@ -127,7 +127,7 @@ def bwd_x_workspace(w: Any, on: On) -> Room:
 
 
 def bwd_w_workspace(w: Any, on: On) -> Room:
-    if on.gpu:
+    if on.plain:
         return partial_over(w.rows * w.inner, (w.K0 * w.K1 * w.K2 * w.C + 1) * w.G * w.F, on)
     if lanewise(w):
         return w.G, w.G

@@ -301,10 +301,21 @@ LANGUAGE = (
 
 
 class On(NamedTuple):
-    """What sizes may depend on besides words: the planned team, and whether it is on a GPU."""
+    """What sizes may depend on besides words: the planned team, whether it is on a GPU, and whether the device is ``small``."""
 
     nw: int
     gpu: int
+    small: int = 0
+
+    @classmethod
+    def of(cls, workers: int, device: str) -> On:
+        """Workers of a device."""
+        return cls(workers, int(device == "cuda"), int(device == "small"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether products are loops without packed panels."""
+        return bool(self.gpu or self.small)
 
 
 MACHINE = On._fields

@@ -7,7 +7,7 @@ declared property has a test that fails if it is false.
 
 Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  `calcvm.ops.sizes` evaluates
 them for each batch; the reference shows them as written.  Extents of scratch may also use ``nw``, the planned number
-of workers, and ``gpu``, 1 for the device "cuda" and else 0.
+of workers, ``gpu``, 1 for the device "cuda" and else 0, and ``small``, 1 for the device "small".
 
 Scratch is a budget.  A row's word ``wn`` is the number of elements it may use: for each worker if the scratch's extent is
 ``nw*wn``, for all together if it is ``wn``.  A function of the row gives the minimum and the best for speed

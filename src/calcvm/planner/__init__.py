@@ -18,7 +18,7 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.batch import cannot_count, largest_batch
 from calcvm.planner.costs.reckoned import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
-from calcvm.planner.lifetimes import LINE, Machine, other_ways
+from calcvm.planner.lifetimes import Machine, other_ways
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.order import improve
 from calcvm.planner.packing.pack import Packing, load
@@ -44,7 +44,7 @@ def plan(
     batch_size: int | None = None,
     memory: int | None = None,
     workers: int = 1,
-    gpu: bool = False,
+    device: str = "cpu",
     least: bool = False,
     merge_updates: bool = True,
     recompute: bool = False,
@@ -65,7 +65,7 @@ def plan(
     batch_size : the largest batch that will run; None: the largest that ``memory`` allows.
     memory : budget in bytes, a hard cap.
     workers : the largest team that will run the program (scratch is sized for it).
-    gpu : workers are thread blocks of a GPU.
+    device : on "cuda" workers are thread blocks, on "small" storage is not in cache lines.
     least : rows get the minimal scratch, not the scratch that is fastest.
     recompute : the backward may recompute values of the forward if ``batch_size`` does not fit into ``memory``.
     solver_seconds : time for solvers to search for the cheapest recomputation and for a packing without a gap (0: no solver).
@@ -89,7 +89,7 @@ def plan(
         raise PlanError(f"batch_size must be at least 1, not {batch_size}")
     if workers < 1:
         raise PlanError(f"workers must be at least 1, not {workers}")
-    machine = Machine(itemsize, workers, gpu)
+    machine = Machine(itemsize, workers, device)
     _check_machine(lowered, machine)
     if least:
         lowered = with_least(lowered, machine)
@@ -156,7 +156,7 @@ def plan(
     done = Recomputed(ordered, overhead=max(m / w for m, w in _paging(ordered, cost)) if stream else 0.0)
     packing = packed(layout, batch_size)
     may = recompute or file is not None
-    if may and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:
+    if may and memory is not None and layout.fixed(batch_size) + packing.height * machine.line > memory:
         solvers = None
         if solver_seconds:
             from calcvm.planner.recomputation.race import Solvers  # processes and pipes, which few plans need

@@ -15,7 +15,6 @@ from calcvm.ops.sizes import Extent
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
 from calcvm.planner.lifetimes import (
-    LINE,
     Machine,
     always_live,
     at_most,
@@ -94,15 +93,19 @@ class Layout:
     def _items(self, batch: int) -> tuple[list[int], list[int], list[int]]:
         """Cache lines of each transient unit, and the first and last statement of its life."""
         units = self.transient
-        return [self.size(u, batch) // LINE for u in units], [u.first for u in units], [u.last for u in units]
+        return (
+            [self.size(u, batch) // self.machine.line for u in units],
+            [u.first for u in units],
+            [u.last for u in units],
+        )
 
     def _enough(self, batch: int, allowed: int) -> int:
         """Cache lines for transient units in a heap of ``allowed`` bytes."""
-        return (allowed - self.fixed(batch)) // LINE
+        return (allowed - self.fixed(batch)) // self.machine.line
 
     def required(self, batch: int, effort: int, allowed: int = 0) -> int:
         """Bytes of the heap with the packer's result."""
-        return self.fixed(batch) + self.pack(batch, effort, allowed).height * LINE
+        return self.fixed(batch) + self.pack(batch, effort, allowed).height * self.machine.line
 
     def place(self, batch: int, packing: Packing) -> tuple[dict[Value, int], dict[str, tuple[int, int]]]:
         """Offsets of all values, in elements of their types, and [start, stop) of every zone, in bytes."""
@@ -124,8 +127,8 @@ class Layout:
         for unit in self.resident:
             top = put(unit, top)
         for unit, offset in zip(self.transient, packing.offsets, strict=True):
-            put(unit, top + offset * LINE)
-        top += packing.height * LINE
+            put(unit, top + offset * self.machine.line)
+        top += packing.height * self.machine.line
         bounds["arena"] = (arena, top)
         if self.pages:
             start = top

@@ -14,7 +14,7 @@ from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
 
-LINE = 64  # bytes of a cache line: all sizes are rounded up to it
+LINE, WORD = 64, 8  # bytes of a cache line, and of the largest element: sizes are rounded up to either
 PERSISTENT_KINDS = ("parameter", "buffer", "carry", "state", "optimizer")
 
 
@@ -33,11 +33,21 @@ class Machine:
 
     itemsize: int
     workers: int = 1
-    gpu: bool = False
+    device: str = "cpu"
+
+    @property
+    def gpu(self) -> bool:
+        """Whether workers are thread blocks of a GPU."""
+        return self.device == "cuda"
+
+    @property
+    def line(self) -> int:
+        """The unit of storage in bytes."""
+        return WORD if self.device == "small" else LINE
 
     def up(self, nbytes: int) -> int:
-        """Round up to whole cache lines."""
-        return -(-nbytes // LINE) * LINE
+        """Round up to whole lines."""
+        return -(-nbytes // self.line) * self.line
 
     def element(self, of: Value | Operand) -> int:
         """Bytes per element."""
@@ -52,7 +62,7 @@ class Machine:
 
     @property
     def on(self) -> On:
-        return On(self.workers, int(self.gpu))
+        return On.of(self.workers, self.device)
 
     def extent(self, operand: Operand, st: Statement) -> Extent:
         """Bytes of an operand that the statement may touch."""

@@ -17,7 +17,7 @@ from calcvm.frozen import frozen
 from calcvm.ops.dims import ONE, Affine, affine
 from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.ops.types import FLOAT
-from calcvm.planner.lifetimes import LINE, Machine, effects, is_persistent, operands
+from calcvm.planner.lifetimes import Machine, effects, is_persistent, operands
 
 PHASES = ("optimize", "end_round")  # phases whose rows over rows and columns are elementwise
 MERGE_LIMIT = 65536  # elements in a run: above it the overhead of a row is negligible
@@ -128,7 +128,7 @@ def _parameter_order(
     def key(item: tuple[int, Value]) -> tuple[int, ...]:
         i, p = item
         n = p.elems.at(1)
-        return (first_group.get(p, len(number)), -(n >= LARGE), machine.bytes(p).at(1) % LINE != 0, i)
+        return (first_group.get(p, len(number)), -(n >= LARGE), machine.bytes(p).at(1) % machine.line != 0, i)
 
     ordered = [p for _, p in sorted(enumerate(parameters), key=key)]
     runs: list[list[Value]] = []
@@ -147,7 +147,7 @@ def _parameter_order(
         transient = any(gradients.get(p) for p in run)
         start = 0
         for i, p in enumerate(run):
-            padded = machine.bytes(p).at(1) % LINE != 0
+            padded = machine.bytes(p).at(1) % machine.line != 0
             if i + 1 == len(run) or (padded and transient and not small):
                 cut.append(run[start : i + 1])
                 start = i + 1
@@ -234,7 +234,7 @@ class _Merger:
     def _claim(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> bool:
         """Create a block for each operand's values; False if one of them is in another block already, or padding forbids it."""
         tracks = [tuple(c.whole[name] for c in rows) for name in rows[0].whole]
-        padded = any(self.machine.bytes(p).at(1) % LINE for p in run[:-1])
+        padded = any(self.machine.bytes(p).at(1) % self.machine.line for p in run[:-1])
         for track in tracks:
             if len({(v.kind, is_persistent(v), v.resident) for v in track}) > 1 or len(set(track)) < len(track):
                 return False

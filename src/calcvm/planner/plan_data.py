@@ -12,7 +12,6 @@ from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.layout import Layout
-from calcvm.planner.lifetimes import LINE
 
 
 @frozen
@@ -113,17 +112,17 @@ class PlanData:
     @cached_property
     def _peak_form(self) -> tuple[Affine, int]:
         """Bytes live at the peak, linear in the batch, and the most that rounding up adds."""
-        t = self.peak
+        t, machine = self.peak, self.layout.machine
         units = [u for zone in self.layout.persistent.values() for u in zone] + list(self.layout.resident)
         units += [u for u in self.layout.transient if u.first <= t <= u.last]
         form, rounded = Affine(0, self.layout.reserved), 0
         for u in units:
             if u.bytes.constant:
-                form += self.layout.machine.up(u.bytes.at(1))
+                form += machine.up(u.bytes.at(1))
             else:
                 own = u.bytes.around(self.batch_size)
                 form += own
-                rounded += LINE - gcd(LINE, own.a, own.b)
+                rounded += machine.line - gcd(machine.line, own.a, own.b)
         return form, rounded
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from calcvm.ops.dims import Affine, Shape, affine, numel
 from calcvm.ops.layouts import laid
-from calcvm.ops.sizes import extent
+from calcvm.ops.sizes import On, extent
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.script.code import show, trace
 from calcvm.script.derived import writer_of
@@ -62,7 +62,7 @@ class Listing:
             number = int(program.operand_values[pc, k])
             symbol, name = program.symbols[number], self.name(number)
             start = int(row[k]) - symbol.offset
-            elems = extent(o.elems, words | {"nw": 1, "gpu": 0})
+            elems = extent(o.elems, On(1, 0)._asdict() | words)
             shape = shape_of(symbol)
             if symbol.kind == "carry" and not start and elems == Affine(numel(shape[1:]).b, 0):
                 name, shape = f"{name}[:B]", (Affine(1, 0), *shape[1:])

@@ -221,11 +221,10 @@ def _sites(
     """The program as lowered for each processor."""
     sites = []
     for p in processors:
-        gpu = p.device == "cuda"
-        lowered, facts = lower(graph, dtype=dtype, workers=p.workers, gpu=gpu, accumulate=accumulate)
-        if gpu:
+        lowered, facts = lower(graph, dtype=dtype, workers=p.workers, device=p.device, accumulate=accumulate)
+        machine = Machine(ITEMSIZE[dtype], p.workers, p.device)
+        if machine.gpu:
             check_kernels(lowered)
-        machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
         lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": facts})
         cost = measuring.enter_context(p.cost(lowered, batch, machine, dtype))
         sites.append(Site(name=p.name, machine=machine, lowered=lowered, cost=cost, memory=p.memory, watts=p.watts))
@@ -301,7 +300,7 @@ def _parts_planned(
                 itemsize=ITEMSIZE[dtype],
                 batch_size=batch,
                 workers=site.machine.workers,
-                gpu=site.machine.gpu,
+                device=site.machine.device,
                 as_given=True,
             )
         )
@@ -326,7 +325,7 @@ def _alone(site: Site, batch: int) -> Plan | None:
             batch_size=batch,
             memory=site.memory,
             workers=site.machine.workers,
-            gpu=site.machine.gpu,
+            device=site.machine.device,
         )
     except PlanError:
         return None

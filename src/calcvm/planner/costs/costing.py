@@ -75,7 +75,7 @@ class Costing:
             rows = {st.spec.name for st in lowered.statements}
             self._made[team] = self.measured(self.batch, team, self.dtype, self.device, rows)
         else:
-            machine = Machine(BYTES[self.dtype], team, self.device == "cuda")
+            machine = Machine(BYTES[self.dtype], team, self.device)
             self._made[team] = told(self.how, lowered, self.batch or 1, machine)
         return self._made[team]
 

@@ -168,7 +168,7 @@ INFO = mapping(
         "called": table(text()),
         "adapts": table(_ADAPTS),
         "state_names": table(mapping({"names": table(text())}, optional={"form": one_of("turned", "flat")})),
-        "device": one_of("cpu", "blas", "cuda"),
+        "device": one_of("cpu", "blas", "cuda", "small"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
         "equations": EQUATIONS,

@@ -26,7 +26,7 @@ from calcvm.vm.run.team import run as run_by_team
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
-DEVICES = ("cpu", "blas", "cuda")
+DEVICES = ("cpu", "blas", "cuda", "small")
 
 
 class Kernels(Protocol):
@@ -112,14 +112,14 @@ class Table:
         except KeyError:
             raise UnsupportedOperator(f"row {name!r} has no kernel: write one of its name (CONTRIBUTING.md)") from None
         except ImportError as error:
-            if device == "cpu":
+            if device != "blas":
                 raise
             raise MissingExtra("scipy", device, f"the device {device!r}") from error
         self.address = self.addresses.ctypes.data
 
 
 class Cpu:
-    """The processor, with calcvm's kernels ("cpu") or with SciPy's matrix products ("blas"): arrays are read in place."""
+    """The processor, with calcvm's kernels ("cpu"), with SciPy's matrix products ("blas"), or with plain ones ("small"): arrays are read in place."""
 
     stops = True
 
@@ -174,7 +174,7 @@ class Cpu:
 
 
 # ---------------------------------------------------------------- by name
-_host = {name: Cpu(name) for name in ("cpu", "blas")}
+_host = {name: Cpu(name) for name in ("cpu", "blas", "small")}
 
 
 def device_of(name: str) -> Device:
@@ -189,4 +189,4 @@ def device_of(name: str) -> Device:
 
 def heaps_of(name: str) -> str:
     """The name of the device whose heaps hold a device's models."""
-    return "cpu" if name == "blas" else name
+    return name if name == "cuda" else "cpu"

@@ -94,10 +94,10 @@ class RowForm:
         ):
             if array.dtype != dtype or array.shape != shape:
                 raise ProgramError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
-        self.gpu = int(p.info.get("device") == "cuda")
+        self.on = On.of(p.workers, p.info.get("device", "cpu"))
         for name, value, low, high in (
             ("batch_size", p.batch_size, 1, MAX_BATCH),
-            ("workers", p.workers, 1, MAX_BLOCKS if self.gpu else MAX_WORKERS),
+            ("workers", p.workers, 1, MAX_BLOCKS if self.on.gpu else MAX_WORKERS),
             ("heap_elems", p.heap_elems, RESERVED, MAX_HEAP),
         ):
             if not isinstance(value, int) or not low <= value <= high:

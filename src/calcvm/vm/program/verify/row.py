@@ -86,7 +86,7 @@ class Rows(Storage):
         for k in r.floats:
             at_last[k] = struct.unpack("<d", struct.pack("<q", at_last[k]))[0]
         self.check_ranges(i, r, at_last)
-        tail = (self.program.workers, self.gpu)
+        tail = self.on
         patched = self.patched.get(i)
         at_first = at_last
         if patched:
@@ -124,7 +124,7 @@ class Rows(Storage):
                 self.fail(i, f"{word.name} = {value} is outside [{word.lo}, {word.hi}]")
 
     def exactly(
-        self, i: int, r: Row, at_last: list[Any], tail: tuple[int, int], patched: Mapping[int, Affine]
+        self, i: int, r: Row, at_last: list[Any], tail: On, patched: Mapping[int, Affine]
     ) -> tuple[Sequence[Extent], Sequence[Extent]]:
         """Each operand's elements, and the units for sharing it; checks the row's requirements for every batch."""
         words = [patched.get(k, v) for k, v in enumerate(at_last)]
@@ -138,7 +138,7 @@ class Rows(Storage):
                 *r.extents(*words, *tail),
                 *r.parts(*words, *tail),
                 *r.require(*words, *tail),
-                *r.spare(words, On(*tail)),
+                *r.spare(words, tail),
                 *((words[0] - r.phases(*words, *tail)[0],) if r.phases else ()),
             )
 
@@ -181,10 +181,10 @@ class Rows(Storage):
             return "last worker"  # share(1, w, nw) is empty except for w = nw - 1
         if units != ZERO and self.bounds(i, units)[0] > 0:
             return (start, size, units)
-        own = operand.access == "s" and not self.gpu and not self.decoded[i][0][1] & FLAG_PHASES
+        own = operand.access == "s" and not self.on.gpu and not self.decoded[i][0][1] & FLAG_PHASES
         return (start, size, "scratch") if own else None
 
-    def check_empty(self, i: int, r: Row, words: list[Any], tail: tuple[int, int]) -> None:
+    def check_empty(self, i: int, r: Row, words: list[Any], tail: On) -> None:
         """A size of zero must not hide a product of the other sizes that no operand bounds."""
         ones = [max(v, 1) if r.words[k].kind == "dim" else v for k, v in enumerate(words)]
         limit = max(self.program.heap_elems, EMPTY_LIMIT)

@@ -1,0 +1,114 @@
+"""The C header of a pack."""
+
+from __future__ import annotations
+
+import re
+
+from calcvm.edge.description import Array, Description
+
+C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
+
+PAGES = """
+/* The state as a page, and back.  Write pages to two places in turn, with counters that grow by 1: power may fail at any byte. */
+#define {upper}_PAGE_BYTES (16u + {upper}_STATE_BYTES)
+
+static inline uint32_t {name}_checksum(uint32_t c, const unsigned char *p, uint32_t n) /* CRC-32 */
+{{
+    while (n--) {{
+        c ^= *p++;
+        for (int k = 0; k < 8; k++)
+            c = (c >> 1) ^ (0xEDB88320u & (0u - (c & 1u)));
+    }}
+    return c;
+}}
+
+static inline void {name}_number(unsigned char *p, uint32_t x)
+{{
+    for (int k = 0; k < 4; k++)
+        p[k] = (unsigned char)(x >> 8 * k);
+}}
+
+static inline uint32_t {name}_number_at(const unsigned char *p)
+{{
+    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}}
+
+/* Sets `page`, {upper}_PAGE_BYTES bytes, to the state of a heap. */
+static inline void {name}_save(const void *heap, uint32_t counter, void *page)
+{{
+    const unsigned char *state = (const unsigned char *)heap + {upper}_STATE_OFFSET;
+    unsigned char *out = (unsigned char *)page;
+    {name}_number(out, 0x{mark}u);
+    {name}_number(out + 4, counter);
+    {name}_number(out + 8, {upper}_STATE_BYTES);
+    for (uint32_t k = 0; k < {upper}_STATE_BYTES; k++)
+        out[16 + k] = state[k];
+    {name}_number(out + 12, ~{name}_checksum({name}_checksum(~0u, out, 12), out + 16, {upper}_STATE_BYTES));
+}}
+
+/* Whether a page is whole and of this model. */
+static inline int {name}_is_whole(const void *page)
+{{
+    const unsigned char *in = (const unsigned char *)page;
+    return {name}_number_at(in) == 0x{mark}u && {name}_number_at(in + 8) == {upper}_STATE_BYTES
+        && {name}_number_at(in + 12) == (uint32_t)~{name}_checksum({name}_checksum(~0u, in, 12), in + 16, {upper}_STATE_BYTES);
+}}
+
+/* Sets a heap that {name}_start has set to the newer whole one of two pages.  Returns that page, or NULL if none is whole. */
+static inline const void *{name}_load(void *heap, const void *a, const void *b, uint32_t *counter)
+{{
+    const unsigned char *in = (const unsigned char *)({name}_is_whole(a) ? a : b);
+    unsigned char *state = (unsigned char *)heap + {upper}_STATE_OFFSET;
+    if (!{name}_is_whole(in))
+        return 0;
+    if (in == a && {name}_is_whole(b) && (int32_t)({name}_number_at((const unsigned char *)b + 4) - {name}_number_at(in + 4)) > 0)
+        in = (const unsigned char *)b;
+    for (uint32_t k = 0; k < {upper}_STATE_BYTES; k++)
+        state[k] = in[16 + k];
+    *counter = {name}_number_at(in + 4);
+    return in;
+}}
+"""
+
+
+def c_header(pack: Description) -> str:
+    """Sizes, functions, and where arrays lie."""
+    name, upper, (state, lasting) = pack.name, pack.name.upper(), pack.state
+    lines = [
+        f"/* {name}: a model for {pack.processor.name} ({pack.processor.what}), made by calcvm of program {pack.program[:12]}.",
+        "",
+        f"   {pack.flash:,} bytes of code and constants, {pack.ram:,} bytes of heap; stack in bytes: "
+        + ", ".join(f"{f} {size}" for f, size in pack.stack.items())
+        + ".",
+        "",
+        f"   {name}_start sets a heap to the model's start.  The other functions return 0, or the code of a trap (low byte) and its row:",
+        "   data that the program cannot use, such as a label that is no class.  A heap serves one call at a time.",
+        "*/",
+        f"#ifndef {upper}_H",
+        f"#define {upper}_H",
+        "#include <stdint.h>",
+        "",
+        f"#define {upper}_HEAP_BYTES {pack.ram}",
+        f"#define {upper}_HEAP_ALIGN {pack.align}",
+        f"#define {upper}_BATCH {pack.batch}",
+        f"#define {upper}_STATE_OFFSET {state} /* what lasts: trained parameters, the optimizer's state, that of a stream */",
+        f"#define {upper}_STATE_BYTES {lasting}",
+        "",
+        f"int32_t {name}_start(void *heap);",
+        *(
+            f"int32_t {name}_{f.name}(void *heap); /* {', '.join(f.feeds)} -> {', '.join(f.outputs)} */"
+            for f in pack.functions
+        ),
+        "",
+        *(_accessor(name, called, array) for called, array in pack.arrays.items()),
+        *([PAGES.format(name=name, upper=upper, mark=pack.program[:8])] if lasting else []),
+        "#endif",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _accessor(name: str, called: str, array: Array) -> str:
+    c_type, size = C_TYPES[array.dtype], "".join(f"[{n}]" for n in array.shape) or "[1]"
+    function = name + "_" + re.sub(r"\W", "_", called)
+    return f"static inline {c_type} *{function}(void *heap) {{ return ({c_type} *)((char *)heap + {array.at}); }} /* {size} */"

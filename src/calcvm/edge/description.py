@@ -1,0 +1,73 @@
+"""What a pack is described by, whatever is written for it: functions, arrays in the heap, bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from calcvm.edge.state import Lasting
+from calcvm.edge.targets import Processor
+from calcvm.frozen import frozen
+
+
+@frozen
+class Function:
+    """A function of a pack.
+
+    name : without the pack's.  path : of the program.  spans : of rows; a trap ends it behind the first in which it was met.
+    feeds, outputs : names of arrays.
+    """
+
+    name: str
+    path: str
+    spans: list[tuple[int, int]]
+    feeds: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@frozen
+class Array:
+    """An array in the heap, ``at`` bytes from its start."""
+
+    at: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elems(self) -> int:
+        return math.prod(self.shape)
+
+
+@frozen
+class Description:
+    """A pack.
+
+    program : the hash of the program whose rows it is made of.
+    flash, ram, align : bytes of code and constants; of the heap, and what its address is a multiple of.
+    state : where what lasts begins in the heap, and its bytes.  lasting : its values.
+    stack : bytes by function.  undefined : functions of the compiler's runtime that it calls.
+    """
+
+    name: str
+    processor: Processor
+    program: str
+    batch: int
+    functions: tuple[Function, ...]
+    arrays: Mapping[str, Array]
+    flash: int
+    ram: int
+    align: int
+    state: tuple[int, int]
+    lasting: Mapping[str, Lasting]
+    stack: Mapping[str, int]
+    undefined: tuple[str, ...]
+
+    def facts(self) -> dict:
+        """As it is written beside the code."""
+        return {
+            "target": self.processor.name, "program": self.program, "batch_size": self.batch, "flash": self.flash, "ram": self.ram,
+            "align": self.align, "state": list(self.state), "stack": dict(self.stack), "undefined": list(self.undefined),
+            "lasting": {name: [of.at, of.bytes, of.narrowed] for name, of in self.lasting.items()},
+            "functions": {f.name: {"takes": list(f.feeds), "gives": list(f.outputs)} for f in self.functions},
+            "arrays": {name: {"at": a.at, "shape": list(a.shape), "dtype": a.dtype} for name, a in self.arrays.items()},
+        }  # fmt: skip
