@@ -22,6 +22,7 @@ from tests.rowrun import EPS, Case, _row_runs, cases, run_row, same_bits
 TOLERANCES = {"float64": 1e-12, "float32": 256 * EPS["float32"]}
 TEAMS = (2, 3)
 SAMPLE = ("exp", "softmax", "max_pool", "pick", "layer_norm", "transpose")
+ONE_TYPE = {"attention": "float32", "attention_packed": "float64"}  # LLVM takes minutes for each
 NOT_PLAIN = {  # rows of which no plain kernel can be made, by why
     "its whole operands are of several extents": 40,
     "it updates an operand": 17,
@@ -81,5 +82,7 @@ def rows_beside_equations(
 def test_plain_kernels_compute_rows(name, dtype, whole):
     if not whole and name not in SAMPLE:
         pytest.skip("with --whole")
+    if ONE_TYPE.get(name, dtype) != dtype:
+        pytest.skip("the other of the two does this type")
     for case in cases(OPS[name], dtype)[: None if whole else 1]:
         rows_beside_equations(case)
