@@ -82,6 +82,7 @@ def samples(folder):
         "Trial": (found.trials[0], lambda t: t.value),
         "RayEngine": (cv.RayEngine(), lambda r: str(r.address)),
         "Program": (made.program, lambda p: steps(cv.CalcHeap("64 KiB").create(p, seed=1))),
+        "Pack": (cv.Pack(files=(), target="pico", batch_size=1, flash=9, ram=8, stack={}, undefined=(), program="", state=(0, 0), lasting={}), str),
         "Plan": (cv.plan(g, batch_size=4), lambda p: p.heap_bytes),
         "CalcGraph": (g, lambda g: cv.compile(g, batch_size=4).heap_bytes),
         "Path": (g.paths["learn"], lambda p: p.name),

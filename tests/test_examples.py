@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_plan_page import BROWSER, QUIET
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -148,3 +150,26 @@ def test_an_agent_learns_to_balance() -> None:
     returns = float(re.search(r"mean return (\d+) after 10,240 decisions", out)[1])  # type: ignore[index]
     assert returns > 50  # at first about 22
     assert "PyTorch" in out
+
+
+def test_a_page_learns_digits(tmp_path: Path) -> None:
+    """One file under 40 KB, which a browser opens without a server."""
+    for package in ("sklearn", "ziglang"):
+        pytest.importorskip(package)
+    out = run("browser", "--out", str(tmp_path))
+    size = (tmp_path / "learn.html").stat().st_size
+    assert size < 40_000 and f"{size:,} bytes" in out
+    if BROWSER is None:
+        pytest.skip("no Chromium is installed")
+    page = f"{(tmp_path / 'learn.html').as_uri()}#learn"
+    command = [
+        BROWSER,
+        *QUIET,
+        f"--user-data-dir={tmp_path / 'user'}",
+        "--virtual-time-budget=5000",
+        "--dump-dom",
+        page,
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    loss, right = re.search(r"Epoch 20: loss ([\d.]+); of 60 .*?, (\d+) are right", shown).groups()  # type: ignore[union-attr]
+    assert float(loss) < 0.2 and int(right) > 50
