@@ -135,7 +135,9 @@ def test_what_is_no_pack_or_of_another_graph_is_refused(tmp_path):
     model = model_of(network(), (4,))
     pack = model.export(tmp_path, "pico", "it")
     with pytest.raises(cv.CalcError, match="the pack is of another graph: the model has no"):
-        pack.restore(model_of(nn.Linear(3), (4,)), bytes(pack.state[1]))
+        pack.restore(model_of(nn.Linear(16), (4,)), bytes(pack.state[1]))
+    with pytest.raises(cv.CalcError, match="another graph: 'linear_1.weight' has 256 bytes there, 128 in the model"):
+        pack.restore(model_of(network((4, 8, 3)), (4,)), bytes(pack.state[1]))
     (tmp_path / "no.json").write_text(json.dumps({"target": "pico"}))
     for what in ("no.json", "it.h"):
         with pytest.raises(cv.FileError, match="describes no pack: give the .json of model.export"):

@@ -14,12 +14,11 @@ from calcvm.frozen import frozen
 class Function:
     """A function of a pack.
 
-    name : without the pack's.  path : of the program.  spans : of rows; a trap ends it behind the first in which it was met.
+    name : without the pack's.  spans : of rows; a trap ends it behind the first in which it was met.
     feeds, outputs : names of arrays.
     """
 
     name: str
-    path: str
     spans: list[tuple[int, int]]
     feeds: tuple[str, ...]
     outputs: tuple[str, ...]

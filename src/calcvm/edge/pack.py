@@ -213,9 +213,7 @@ def _function(loaded: Loaded, what: str, path: str) -> Function:
     spans = [*loaded.round(path, *phases[: len(FORWARD)])]
     if phases == PHASES:
         spans.append(loaded.span(path, phases[len(FORWARD) :]))
-    return Function(
-        re.sub(r"\W", "_", what), path, spans, tuple(loaded.feeds(path, phases)), tuple(_outputs(loaded, path))
-    )
+    return Function(re.sub(r"\W", "_", what), spans, tuple(loaded.feeds(path, phases)), tuple(_outputs(loaded, path)))
 
 
 def _array(loaded: Loaded, name: str, batch: int, places: Places) -> Array:

@@ -74,15 +74,14 @@ def from_device(data: bytes, image: np.ndarray, source: Loaded, lasting: Mapping
 def _pairs(image: np.ndarray, source: Loaded, lasting: Mapping[str, Lasting]) -> Iterable[tuple[np.ndarray, Lasting]]:
     """The bytes of each value in a model's image."""
     known = {s.name: s for s in source.program.symbols if s.persistent}
-    if unknown := [name for name in lasting if name not in known]:
-        raise CalcError(f"the pack is of another graph: the model has no {unknown[0]!r}")
+    for name, of in lasting.items():
+        if name not in known:
+            raise CalcError(f"the pack is of another graph: the model has no {name!r}")
+        if known[name].kind != "carry" and known[name].bytes.b != of.bytes:  # states of streams are of any batch
+            raise CalcError(
+                f"the pack is of another graph: {name!r} has {of.bytes:,} bytes there, {known[name].bytes.b:,} in the model"
+            )
     return [(image[source.in_image(known[name])], of) for name, of in lasting.items()]
-
-
-def page_of(state: bytes, program: str, counter: int) -> bytes:
-    """A state with its counter and checksum, as a device writes it."""
-    head = PAGE.pack(int(program[:8], 16), counter, len(state), 0)[:12]
-    return head + struct.pack("<I", zlib.crc32(head + state)) + state
 
 
 def newest(pages: Iterable[bytes], program: str, size: int) -> bytes:
