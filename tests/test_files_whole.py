@@ -20,7 +20,7 @@ from calcvm.vm.run.cuda.cost import Figures
 SOURCE = Path(cv.__file__).parent
 # Who else writes to a file, with the reason.
 OTHERS = {
-    "edge/linker.py": "a folder of its own, which is gone when it has been read",
+    "edge/linker.py": "a temporary folder, which it removes",
     "kernels_cpu/_native.py": "the cache, which nobody names: beside and renamed, without a word where it fails",
     "exploration/cluster.py": "a folder of its own, which is gone when it has been read",
     "vm/memory/store.py": "slots of a store: the version before stays (tests/test_store.py)",

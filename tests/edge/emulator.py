@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +24,7 @@ from unicorn import arm64_const as a64
 from unicorn import arm_const as a32
 from unicorn import riscv_const as rv
 
+from calcvm.edge import linker
 from calcvm.edge.targets import Processor
 
 CODE, HEAP, STACK, END = 0x10000, 0x2000_0000, 0x3000_0000, 0x0F00_0000
@@ -36,27 +35,11 @@ LAYOUT = """SECTIONS {{ . = {code:#x}; .text : {{ *(.text*) }} .rodata : {{ *(.r
 
 def linked(code: bytes, processor: Processor, entries: list[str], folder: Path) -> bytes:
     """An executable of an object, in which all but the entries and what they call is left out."""
-    files = {"pack.o": code, "layout.ld": LAYOUT.format(code=CODE).encode()}
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    layout = folder / "layout.ld"
+    layout.write_text(LAYOUT.format(code=CODE))
     keep = [f"-Wl,-u,{name}" for name in entries]
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        *processor.zig,
-        "-Wl,--gc-sections",
-        f"-Wl,-e,{entries[0]}",
-        *keep,
-        "-Wl,-T,layout.ld",
-        "pack.o",
-        "-o",
-        "pack.elf",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return (folder / "pack.elf").read_bytes()
+    options = ["-Wl,--gc-sections", f"-Wl,-e,{entries[0]}", *keep, f"-Wl,-T,{layout.resolve()}"]
+    return linker.linked(code, processor, options, "an executable for the emulator")
 
 
 def code_bytes(elf: bytes) -> int:

@@ -81,13 +81,11 @@ LOWERED = """
 import sys
 from calcvm.edge.narrow import narrow
 narrow()
-from importlib import import_module
 from calcvm.edge.targets import TARGETS
 from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._common import lowered, on_device
 from calcvm.kernels_cpu._target import on_target
 from calcvm.ops import ROWS
-import_module("calcvm.kernels_cpu._small")
 target = TARGETS["cortex-m4f"].target
 with on_device("small", straight=True), on_target(target):
     for name in [*ROWS][:: int(sys.argv[1])]:

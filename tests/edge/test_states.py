@@ -56,14 +56,14 @@ def test_no_cut_of_power_loses_a_state(exported):
     for turn in range(100):
         heap[:] = rng.bytes(len(heap))
         new = ctypes.create_string_buffer(door.page_bytes())
-        door.save(bytes(heap), turn + 2**32 - 50, new)  # the counter begins anew on the way
+        door.save(bytes(heap), turn + 2**32 - 50, new)  # the counter begins again at 0 on the way
         whole = kept is None or rng.random() < 0.5
         written = door.page_bytes() if whole else int(rng.integers(0, door.page_bytes()))
         pages[turn % 2][:written] = new.raw[:written]
         if whole:
             start, size = pack.state
             kept = bytes(heap[start : start + size])
-        elif written:  # the next one takes this place
+        else:  # the next one takes this place
             pages.reverse()
         found = ctypes.create_string_buffer(bytes(pack.ram), pack.ram)
         assert door.load(found, bytes(pages[0]), bytes(pages[1]), ctypes.byref(counter)) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from calcvm.edge.state import Lasting
@@ -31,10 +30,6 @@ class Array:
     at: int
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def elems(self) -> int:
-        return math.prod(self.shape)
 
 
 @frozen

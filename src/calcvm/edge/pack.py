@@ -89,17 +89,18 @@ class Pack:
             text = Path(path).read_text()
         try:
             facts = json.loads(text)
-            lasting = {name: Lasting(*of) for name, of in facts["lasting"].items()}
-            known = {f: facts[f] for f in ("target", "batch_size", "flash", "ram", "stack", "program")}
-            return cls(
-                files=(Path(path),),
-                undefined=tuple(facts["undefined"]),
-                state=tuple(facts["state"]),
-                lasting=lasting,
-                **known,
-            )
+            return cls._of((Path(path),), facts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileError(f"{path} describes no pack: give the .json of model.export") from error
+
+    @classmethod
+    def _of(cls, files: tuple[Path, ...], facts: Mapping[str, Any]) -> Pack:
+        """A pack from the facts that are written beside its code."""
+        same = {name: facts[name] for name in ("target", "batch_size", "flash", "ram", "stack", "program")}
+        lasting = {name: Lasting(*of) for name, of in facts["lasting"].items()}
+        return cls(
+            files=files, undefined=tuple(facts["undefined"]), state=tuple(facts["state"]), lasting=lasting, **same
+        )
 
     def state_of(self, model: BaseModel) -> bytes:
         """A model's state as the device has it in its heap, `state` bytes: to go on there from what the model has learned.
@@ -162,9 +163,8 @@ def export(
     constants = to_device(image, model.loaded, constant, places.constants[1] - places.constants[0])
     code = emit(program, batch, entries, processor, objective, places, f"{name}_start", kept.rstrip(b"\0"), constants)
     stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
-    web = processor.name == "browser"
-    binary = wasm(code.object, processor, [*stack], max(stack.values())) if web else code.object
-    elf = None if web else Elf(binary)
+    binary = wasm(code.object, processor, [*stack], max(stack.values())) if processor.wasm else code.object
+    elf = None if processor.wasm else Elf(binary)
     pack = Description(
         name=name, processor=processor, program=program.hash, batch=batch, functions=tuple(functions),
         arrays={v: _array(loaded, v, batch, places) for f in functions for v in (*f.feeds, *f.outputs)},
@@ -172,15 +172,13 @@ def export(
         state=(places.of(places.state[0])[0], size), lasting=lasting, stack=stack,
         undefined=tuple(f for f in elf.undefined if f not in HELPERS) if elf else (),
     )  # fmt: skip
-    files: dict[str, bytes | str] = {f"{name}.json": json.dumps(pack.facts(), indent=1)}
-    if web:
+    facts = pack.facts()
+    files: dict[str, bytes | str] = {f"{name}.json": json.dumps(facts, indent=1)}
+    if processor.wasm:
         files |= {f"{name}.wasm": binary, f"{name}.js": javascript(pack)}
     else:
         files |= {f"{name}.o": binary, f"{name}.h": c_header(pack)}
-    return Pack(
-        files=_write(folder, files), target=processor.name, batch_size=batch, flash=pack.flash, ram=pack.ram, stack=stack,
-        undefined=pack.undefined, program=program.hash, state=pack.state, lasting=lasting,
-    )  # fmt: skip
+    return Pack._of(_write(folder, files), facts)
 
 
 def _check(loaded: Loaded, processor: Processor) -> None:

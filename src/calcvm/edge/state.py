@@ -26,7 +26,7 @@ POWERS = [BETA1_T, BETA2_T]
 class Lasting:
     """A value that lasts: ``at`` bytes from the start of the state.  narrowed : hyperparameters, float32 on the device.
 
-    Of the powers of Adam's beta a device has 1 - beta^t: see calcvm.kernels_cpu._small.
+    A device keeps 1 - beta^t in place of Adam's beta^t: see calcvm.kernels_cpu._small.
     """
 
     at: int

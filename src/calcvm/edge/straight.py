@@ -28,7 +28,6 @@ from calcvm.kernel import PREFIX, TRAP_CODE, TRAP_PC, Words, element_of
 from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._codegen import context_of
 from calcvm.kernels_cpu._common import I8, I32, I64, ROUTINES, WORD, entry_of, lowered, on_device
-from calcvm.kernels_cpu._native import of_device
 from calcvm.kernels_cpu._target import on_target
 from calcvm.ops.types import BYTES
 from calcvm.vm.program.encoding import ABSENT, phases_of
@@ -65,8 +64,6 @@ class Straight:
         self.constants = self._constant("constants", constants, align=8)
         self.small = import_module("calcvm.kernels_cpu._small") if processor.bits == 32 else None
         device = "small" if processor.scalar else program.info.get("device", "cpu")
-        for module in of_device(device):  # which registers the device's routines
-            import_module(f"calcvm.{module}")
         with on_device(device, straight=True), on_target(processor.target):
             self.module = llvm.parse_assembly("")
             self.module.triple = processor.target.triple
@@ -229,7 +226,7 @@ class Straight:
         for _ in range(ROUNDS):
             tuning = llvm.create_pipeline_tuning_options(2)
             tuning.loop_vectorization = tuning.slp_vectorization = not self.smallest
-            tuning.loop_unrolling = not self.smallest and not self.processor.target.triple.startswith("wasm")
+            tuning.loop_unrolling = not self.smallest and not self.processor.wasm
             builder = llvm.create_pass_builder(machine, tuning)
             builder.getModulePassManager().run(self.module, builder)
             more = llvm.create_new_module_pass_manager()
@@ -245,10 +242,9 @@ class Straight:
         module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))
         module.verify()
         self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
-        wasm = self.processor.target.triple.startswith("wasm")
-        self.frames = {f.name: _allocated(f) for f in module.functions if wasm and not f.is_declaration}
+        self.frames = {f.name: _allocated(f) for f in module.functions if self.processor.wasm and not f.is_declaration}
         self.code = machine.emit_object(module)
-        if not wasm and (text := libm_of(Elf(self.code).undefined)):
+        if not self.processor.wasm and (text := libm_of(Elf(self.code).undefined)):
             module.link_in(llvm.parse_assembly(text), preserve=True)
             self.code = machine.emit_object(module)
 

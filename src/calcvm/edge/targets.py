@@ -30,6 +30,11 @@ class Processor:
         """Whether it has no vectors; then code is made as small as can be, which with vectors would be several times slower."""
         return self.target.vectors[0] == 32
 
+    @property
+    def wasm(self) -> bool:
+        """Whether its code is WebAssembly, which is linked here and called from JavaScript."""
+        return self.target.triple.startswith("wasm")
+
 
 def _bare(
     name: str,

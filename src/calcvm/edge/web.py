@@ -75,7 +75,8 @@ def wasm(code: bytes, processor: Processor, entries: list[str], stack: int) -> b
 def javascript(pack: Description) -> str:
     """The module that calls it."""
     usage = "\n".join(
-        f"// const {' ,'.join(f.outputs) or 'done'} = model.{f.name}({', '.join(f.feeds)});" for f in pack.functions
+        f"// const {f.outputs[0] if len(f.outputs) == 1 else '[' + ', '.join(f.outputs) + ']'} = model.{f.name}({', '.join(f.feeds)});"
+        for f in pack.functions
     )
     return MODULE.format(
         name=pack.name,

@@ -285,8 +285,6 @@ def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | Non
     """Compile a kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
     for modules in places:
-        for of_device in modules[1:]:
-            import_module(f"calcvm.{of_device}")
         if name in ROUTINES or name in KERNELS:
             break
         import_module(f"calcvm.{modules[0]}")
@@ -334,6 +332,8 @@ _device, _straight = "cpu", False
 def on_device(device: str, straight: bool = False) -> Iterator[None]:
     """Compile with a device's routines; the cache keeps the code of different devices apart.  ``straight`` : for `calcvm.edge`."""
     global _device, _straight
+    for module in _native.of_device(device):  # which registers them
+        import_module(f"calcvm.{module}")
     saved, (_device, _straight) = (_device, _straight), (device, straight)
     try:
         yield
