@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 
 from tests.test_plan_page import BROWSER, QUIET
@@ -150,6 +151,29 @@ def test_an_agent_learns_to_balance() -> None:
     returns = float(re.search(r"mean return (\d+) after 10,240 decisions", out)[1])  # type: ignore[index]
     assert returns > 50  # at first about 22
     assert "PyTorch" in out
+
+
+def test_firmware_learns_digits_while_its_power_fails(tmp_path: Path) -> None:
+    for package in ("sklearn", "ziglang", "matplotlib", "unicorn"):
+        pytest.importorskip(package)
+    out = run("firmware", "--out", str(tmp_path))
+    assert out.count("the power fails") == 3
+    accuracies = [float(a) for a in re.findall(r"accuracy ([\d.]+)", out)]
+    assert len(accuracies) == 5 and accuracies[-1] == accuracies[-2] > 0.8  # the PC's is that of the last epoch
+    assert (tmp_path / "firmware.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_hub_of_detectors_goes_on_after_its_power_fails(tmp_path: Path) -> None:
+    for package in ("ziglang", "matplotlib"):
+        pytest.importorskip(package)
+    if not llvm.get_host_cpu_features().get("avx2", False):
+        pytest.skip("this machine is no x86-64-v3")
+    out = run("hub", "--out", str(tmp_path))
+    size, heap = (int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes; one heap of ([\d,]+)", out)[0])
+    assert size + heap < 1_000_000
+    early, late = map(float, re.findall(r"reading: ([\d.]+) of the pairs", out))
+    assert early < 0.75 and late > early + 0.1
+    assert (tmp_path / "hub.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_page_learns_digits(tmp_path: Path) -> None:

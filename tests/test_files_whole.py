@@ -21,6 +21,7 @@ SOURCE = Path(cv.__file__).parent
 # Who else writes to a file, with the reason.
 OTHERS = {
     "edge/linker.py": "a temporary folder, which it removes",
+    "edge/on_board.py": "runs in packs: beside and renamed (tests/edge/test_python_packs.py)",
     "kernels_cpu/_native.py": "the cache, which nobody names: beside and renamed, without a word where it fails",
     "exploration/cluster.py": "a folder of its own, which is gone when it has been read",
     "vm/memory/store.py": "slots of a store: the version before stays (tests/test_store.py)",

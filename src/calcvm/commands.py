@@ -1,4 +1,4 @@
-"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, dis, info (extra ``cli``)."""
+"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, export, dis, info (extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import signature
 from math import isqrt, prod
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated
 
 import numpy as np
@@ -258,9 +258,17 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="A processor, such as cortex-m4f: its flash, RAM and stack instead.")
+    ] = None,
 ) -> None:
     """Print what training a classifier by `train` needs, statement by statement.  Nothing is allocated."""
     wanted = graph(layers, activation, size)
+    if target is not None:
+        model = cv.Model(wanted, batch_size=batch_size or 1, dtype=dtype, workers=1)
+        with TemporaryDirectory() as folder:
+            print(model.export(folder, target, ram=memory))
+        return
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
     if picture is not None:
@@ -282,6 +290,30 @@ def plan(
         planned.picture(str(picture))
     if html is not None:
         planned.html(html)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="A file that train has written, or Model.save.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
+    target: Annotated[str, typer.Option(help="The processor or board, such as cortex-m4f, pico or browser.")],
+    name: Annotated[str, typer.Option(help="With which files and functions begin.")] = "model",
+    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples of a call.")] = 1,
+    paths: Annotated[str | None, typer.Option(help="Which become functions, such as predict (default: all).")] = None,
+    objective: Annotated[str | None, typer.Option(help="size or speed.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="object, archive, c, shared, python or browser, as the target has them.")
+    ] = None,
+    flash: Annotated[str | None, typer.Option(help='A hard cap of code and constants, such as "32 KiB".')] = None,
+    ram: Annotated[str | None, typer.Option(help="A hard cap of the heap.")] = None,
+) -> None:
+    """Write a model for another processor, and print what it takes of flash, RAM and stack."""
+    chosen = None if paths is None else paths.split(",")
+    pack = cv.load(model).export(
+        folder, target, name, batch_size, chosen, objective, format=format, flash=flash, ram=ram
+    )
+    print(pack)
+    print(f"wrote {', '.join(map(str, pack.files))}")
 
 
 TABLE = "table"

@@ -39,12 +39,21 @@ def linked(code: bytes, processor: Processor, entries: list[str], folder: Path) 
     layout.write_text(LAYOUT.format(code=CODE))
     keep = [f"-Wl,-u,{name}" for name in entries]
     options = ["-Wl,--gc-sections", f"-Wl,-e,{entries[0]}", *keep, f"-Wl,-T,{layout.resolve()}"]
-    return linker.linked(code, processor, options, "an executable for the emulator")
+    return linker.linked({"pack.o": code}, [*processor.zig, *options], "an executable for the emulator")
 
 
 def code_bytes(elf: bytes) -> int:
     """Bytes of code and constants."""
-    return sum(s["sh_size"] for s in ELFFile(io.BytesIO(elf)).iter_sections() if s.name in (".text", ".rodata"))
+    return _bytes_of(elf, ".text", ".rodata")
+
+
+def unwinding_bytes(elf: bytes) -> int:
+    """Bytes of Arm's tables for the unwinding of stacks, 8 a function."""
+    return _bytes_of(elf, ".ARM.exidx")
+
+
+def _bytes_of(elf: bytes, *names: str) -> int:
+    return sum(s["sh_size"] for s in ELFFile(io.BytesIO(elf)).iter_sections() if s.name in names)
 
 
 class Machine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ from calcvm.edge.emission import emit
 from calcvm.edge.places import Places
 from calcvm.edge.targets import ALIASES, TARGETS
 from calcvm.operators import elementwise
-from tests.edge.emulator import Machine, linked, own_bytes
+from tests.conftest import by_turns
+from tests.edge.emulator import Machine, linked, own_bytes, unwinding_bytes
+from tests.edge.native import Native
 
-EMULATED = [name for name in TARGETS if name not in ("linux-x86_64", "browser")]  # which run otherwise: test_web.py
+EMULATED = [name for name in TARGETS if name not in ("linux-x86_64", "browser", "esp32")]  # which run otherwise
 STEPS = 20
 
 
@@ -43,13 +47,19 @@ class Device:
         found = re.findall(
             r"\*it_(\w+)\(void \*heap\) \{ return \((\w+) \*\).*heap \+ (\d+)\); \} /\* (\S+)", self.header
         )
-        self.places = {name: (int(at), math.prod(map(int, re.findall(r"\d+", size)))) for name, _, at, size in found}
+        self.places = {
+            name.removesuffix("_data"): (int(at), math.prod(map(int, re.findall(r"\d+", size))))
+            for name, _, at, size in found
+        }
         processor, entries = (
             TARGETS[ALIASES.get(target, target)],
             re.findall(r"^int32_t (\w+)\(", self.header, re.MULTILINE),
         )
-        self.elf = linked((folder / "it.o").read_bytes(), processor, entries, folder)
-        self.machine = Machine(self.elf, processor, self.facts["ram"])
+        if (folder / "it.c").exists():
+            self.machine = Native(folder, self.facts["ram"])
+        else:
+            self.elf = linked((folder / "it.o").read_bytes(), processor, entries, folder)
+            self.machine = Machine(self.elf, processor, self.facts["ram"])
         self.start = bytes(model.image()).rstrip(b"\0")  # is in flash, too
         self.machine.write(np.full(self.facts["ram"], 0xA5, np.uint8))  # as RAM may be
         assert self.machine.call("it_start") == 0
@@ -133,7 +143,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("target", ["cortex-m4f", "raspberry-pi-4"])
+@pytest.mark.parametrize("target", ["cortex-m4f", "raspberry-pi-4", "esp32"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name, target, tmp_path):
     make, shape = NETWORKS[name]
@@ -150,13 +160,22 @@ def test_a_stream(tmp_path):
 
 
 # ---------------------------------------------------------------- what a pack takes
-def test_numbers_are_those_of_what_is_linked(tmp_path):
-    device = Device(model_of(network(), (4,)), "pico-2", tmp_path)
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_numbers_are_those_of_what_is_linked:
+        targets = ["pico-2", "cortex-m4f", "riscv32", "riscv64"]
+        by_turns(metafunc, 4, name=["network", "lstm", "convolutions"], target=targets)
+
+
+def test_numbers_are_those_of_what_is_linked(name, target, tmp_path):
+    make, shape = NETWORKS.get(name, (network, (4,)))
+    device = Device(model_of(make(), shape), target, tmp_path)
     pack = device.pack
-    assert pack.undefined == ()
-    assert pack.ram == device.facts["ram"] == model_of(network(), (4,), device="small").program.heap_bytes <= 2700
-    assert own_bytes(device.elf, (tmp_path / "it.o").read_bytes()) == pytest.approx(pack.flash, abs=64)  # of alignment
-    device("step", input=np.zeros(4), target=[0])
+    assert [f for f in pack.undefined if not f.startswith("__")] == [], "nothing but the compiler's runtime"
+    assert pack.ram == device.facts["ram"] == model_of(make(), shape, device="small").program.heap_bytes
+    assert name != "network" or (pack.ram <= 2700 and pack.undefined == ())
+    code = (tmp_path / "it.o").read_bytes()
+    assert own_bytes(device.elf, code) + unwinding_bytes(code) == pytest.approx(pack.flash, abs=16)  # of alignment
+    device("step", input=np.zeros(shape), target=[0])
     assert pack.stack["it_step"] <= device.machine.stack + 16
     assert device.machine.stack <= pack.stack["it_step"] + 16
     shown = str(pack)
@@ -222,6 +241,17 @@ def test_names_of_functions_differ(tmp_path):
         cv.Model(g, batch_size=1).export(tmp_path, "pico")
 
 
+def test_a_header_is_one_of_cpp_too(tmp_path):
+    """Also where a value has the name of a function: the input of a stream's step."""
+    model_of(nn.GRU(5) >> nn.Linear(2), (6, 3), loss="mse", stream=True).export(tmp_path, "esp32", "it")
+    assert "float *it_step_data(void *heap)" in (tmp_path / "it.h").read_text()
+    (tmp_path / "main.cpp").write_text('#include "it.h"\nint main() { return it_start(nullptr); }\n')
+    options = ["-Wall", "-Wextra", "-Werror", "-c"]
+    for source, language in (("it.c", "cc"), ("main.cpp", "c++")):
+        subprocess.run([sys.executable, "-m", "ziglang", language, *options, source], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "ziglang", "c++", "it.o", "main.o", "-o", "it"], cwd=tmp_path, check=True)
+
+
 def test_a_custom_operator_is_refused(tmp_path, forgotten):
     @elementwise()
     class tripled_here:
@@ -241,6 +271,9 @@ def test_a_custom_operator_is_refused(tmp_path, forgotten):
     [
         (lambda m, p: m.export(p, "cortex-m9"), "target 'cortex-m9' is unknown; take one of .*cortex-m4f.*pico"),
         (lambda m, p: m.export(p, "pico", "My model"), "a C name of small letters"),
+        (lambda m, p: m.export(p, "pico", 5), "name 5: a C name of small letters"),
+        (lambda m, p: m.export(p, "pico", "math"), "and none of main, math, stdint, string"),
+        (lambda m, p: m.export(p, "pico", paths=[]), "paths is empty: name one"),
         (lambda m, p: m.export(3, "pico"), "is not the path of a folder"),
         (lambda m, p: m.export(p, "pico", batch_size=0), "batch_size must be"),
         (lambda m, p: model_of(network(), (4,), device="small").export(p, "pico", batch_size=2), "batch_size must be"),

@@ -15,10 +15,11 @@ from calcvm.edge.places import places_of
 from calcvm.edge.targets import TARGETS
 from calcvm.ops import OPS
 from tests.edge.emulator import Machine, linked
+from tests.edge.native import Native
 from tests.kinds.placed import OPERATORS, Placed, placements
 from tests.kinds.races import put
 
-PROCESSORS = ("cortex-m4f", "raspberry-pi-4", "riscv32")
+PROCESSORS = ("cortex-m4f", "raspberry-pi-4", "riscv32", "esp32")  # the last as C, on this machine
 SAMPLE = 40  # of `make test`: every so many operators, each on one processor
 BATCH = 3
 CLOSE = 2e-6  # of the largest number; of a derivative near a pole as of the host's
@@ -51,9 +52,9 @@ def test_an_operator_computes_as_on_the_host(operator, target, tmp_path):
             model.parameters[name][...] = value
         pack = model.export(tmp_path, target, "it", paths=["learn"])
         function = "it_step"
-        machine = Machine(
-            linked((tmp_path / "it.o").read_bytes(), processor, ["it_start", function], tmp_path), processor, pack.ram
-        )
+        if processor.zig:
+            code = linked((tmp_path / "it.o").read_bytes(), processor, ["it_start", function], tmp_path)
+        machine = Machine(code, processor, pack.ram) if processor.zig else Native(tmp_path, pack.ram)
         machine.call("it_start")
         loaded = model.loaded
         phases = ("forward", "backward", "optimize", "end_round") if placed.trains else ("forward",)

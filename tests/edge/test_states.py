@@ -73,14 +73,14 @@ def test_no_cut_of_power_loses_a_state(exported):
         assert pack.state_of(model)[:524] == kept[:524]  # parameters; hyperparameters are not any bytes
 
 
-def test_damaged_pages_are_refused(exported):
+def test_damaged_pages_are_refused(exported, whole):
     model, pack, door = exported
     page = ctypes.create_string_buffer(door.page_bytes())
     heap = bytes(pack.ram)
     door.save(heap, 1, page)
     rng, counter = np.random.default_rng(1), ctypes.c_uint32()
     before = model.image().tobytes()
-    for _ in range(1000):
+    for _ in range(100_000 if whole else 1000):
         damaged = bytearray(page.raw)
         for k in rng.integers(0, len(damaged), rng.integers(1, 4)):
             damaged[k] ^= int(rng.integers(1, 256))

@@ -9,7 +9,10 @@ emission     that module as an object file, made in a separate process
 elf          what an object file says of itself
 description  what a pack is described by, whatever is written for it
 c_header     its C header, with states in pages
-web          its JavaScript module, for WebAssembly; linker  by ziglang
+web          its JavaScript module, for WebAssembly
+on_board     its Python package, which calls python_module.c
+linker       libraries and modules, by ziglang
+formats      what it may be written as
 state        what lasts, from a model to a device and back
 pack         the files of a pack, and its numbers
 """

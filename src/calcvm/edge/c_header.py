@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from calcvm.edge.description import Array, Description
+from calcvm.edge.description import OWN, Array, Description
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
 
@@ -88,6 +88,10 @@ def c_header(pack: Description) -> str:
         f"#define {upper}_H",
         "#include <stdint.h>",
         "",
+        "#ifdef __cplusplus",
+        'extern "C" {',
+        "#endif",
+        "",
         f"#define {upper}_HEAP_BYTES {pack.ram}",
         f"#define {upper}_HEAP_ALIGN {pack.align}",
         f"#define {upper}_BATCH {pack.batch}",
@@ -100,15 +104,21 @@ def c_header(pack: Description) -> str:
             for f in pack.functions
         ),
         "",
-        *(_accessor(name, called, array) for called, array in pack.arrays.items()),
+        *(_accessor(pack, called, array) for called, array in pack.arrays.items()),
         *([PAGES.format(name=name, upper=upper, mark=pack.program[:8])] if lasting else []),
+        "#ifdef __cplusplus",
+        "}",
+        "#endif",
         "#endif",
         "",
     ]
     return "\n".join(lines)
 
 
-def _accessor(name: str, called: str, array: Array) -> str:
+def _accessor(pack: Description, called: str, array: Array) -> str:
     c_type, size = C_TYPES[array.dtype], "".join(f"[{n}]" for n in array.shape) or "[1]"
-    function = name + "_" + re.sub(r"\W", "_", called)
+    function = re.sub(r"\W", "_", called)
+    if function in {*OWN, *(f.name for f in pack.functions)}:
+        function += "_data"
+    function = f"{pack.name}_{function}"
     return f"static inline {c_type} *{function}(void *heap) {{ return ({c_type} *)((char *)heap + {array.at}); }} /* {size} */"

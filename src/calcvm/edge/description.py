@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from calcvm.edge.state import Lasting
 from calcvm.edge.targets import Processor
 from calcvm.frozen import frozen
+from calcvm.ops.types import BYTES
+
+OWN = ("start", "save", "load", "state", "checksum", "number", "number_at", "is_whole")  # functions of every pack
 
 
 @frozen
@@ -30,6 +34,10 @@ class Array:
     at: int
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * BYTES[self.dtype]
 
 
 @frozen
@@ -59,9 +67,9 @@ class Description:
     def facts(self) -> dict:
         """As it is written beside the code."""
         return {
-            "target": self.processor.name, "program": self.program, "batch_size": self.batch, "flash": self.flash, "ram": self.ram,
+            "name": self.name, "target": self.processor.name, "program": self.program, "batch_size": self.batch, "flash": self.flash, "ram": self.ram,
             "align": self.align, "state": list(self.state), "stack": dict(self.stack), "undefined": list(self.undefined),
             "lasting": {name: [of.at, of.bytes, of.narrowed] for name, of in self.lasting.items()},
-            "functions": {f.name: {"takes": list(f.feeds), "gives": list(f.outputs)} for f in self.functions},
+            "functions": {"start": {"takes": [], "gives": []}, **{f.name: {"takes": list(f.feeds), "gives": list(f.outputs)} for f in self.functions}},
             "arrays": {name: {"at": a.at, "shape": list(a.shape), "dtype": a.dtype} for name, a in self.arrays.items()},
         }  # fmt: skip

@@ -28,11 +28,13 @@ class Code:
     """An object file.
 
     frames : bytes of stack of each of its functions.  calls : by function those that it calls.
+    source : the same in C, if it was wanted.
     """
 
     object: bytes
     frames: dict[str, int]
     calls: dict[str, list[str]]
+    source: str
 
     def stack(self, name: str) -> int:
         """Bytes of stack that a function and all that it calls take, without functions that the object has not."""
@@ -49,10 +51,12 @@ def emit(
     start: str,
     image: bytes,
     constants: bytes,
+    source: str = "",
 ) -> Code:
     """The object of a program's entries: for each name the spans of its rows; and ``start``, which sets a heap to an image.
 
     image : the bytes of ``places.state``; all others of the heap are 0.  constants : those of ``places.constants``.
+    source : the name of a C source that is made, too.
 
     Raises
     ------
@@ -62,7 +66,7 @@ def emit(
     program.save(file)
     request = {
         "target": processor.name, "batch": batch, "entries": entries, "start": start, "objective": objective, "places": asdict(places),
-        "bytes": [len(image), len(constants)],
+        "bytes": [len(image), len(constants)], "source": source,
     }  # fmt: skip
     helper = HelperProcess(__name__, errors=subprocess.PIPE)
     try:
@@ -80,7 +84,7 @@ def emit(
     if "error" in found:
         raise CalcError(f"export: {found['error']}")
     frames = {name: int(size) for size, name in FRAME.findall(told.decode(errors="replace"))}
-    return Code(code, frames | found["frames"], found["calls"])
+    return Code(code, frames | found["frames"], found["calls"], found["source"])
 
 
 # ---------------------------------------------------------------- in the process
@@ -103,6 +107,7 @@ def serve() -> None:
 
 
 def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any], bytes]:
+    from calcvm.edge.c_source import c_source
     from calcvm.edge.straight import Straight
 
     image, constants = map(sys.stdin.buffer.read, request["bytes"])
@@ -110,4 +115,5 @@ def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any]
     made = Straight(program, request["batch"], request["entries"], processor, request["objective"], places, constants)
     made.start(request["start"], places.of(places.state[0])[0], image)
     made.finish()
-    return {"calls": made.calls_of, "frames": made.frames}, made.code
+    source = c_source(made.module, request["source"]) if request["source"] else ""
+    return {"calls": made.calls_of, "frames": made.frames, "source": source}, made.code

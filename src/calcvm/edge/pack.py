@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calcvm import checks
-from calcvm.edge.c_header import c_header
-from calcvm.edge.description import Array, Description, Function
+from calcvm.edge.description import OWN, Array, Description, Function
 from calcvm.edge.elf import Elf
 from calcvm.edge.emission import emit
+from calcvm.edge.formats import written
 from calcvm.edge.places import Places, places_of
 from calcvm.edge.state import Lasting, from_device, lasting_of, newest, to_device
 from calcvm.edge.targets import Processor
-from calcvm.edge.web import javascript, wasm
-from calcvm.errors import CalcError, FileError, telling
+from calcvm.edge.web import wasm
+from calcvm.errors import CalcError, FileError, PlanError, telling
 from calcvm.files import replace
 from calcvm.formulas.steps import COSINE, COSINE_RESTARTS
 from calcvm.frozen import frozen
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.base_model import BaseModel
     from calcvm.vm.run.loaded import Loaded
 
+TAKEN = ("main", "math", "stdint", "string")  # whose files would stand for others
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 HELPERS = (
     "memcpy",
@@ -123,6 +124,10 @@ class Pack:
         ------
         CalcError : no page is whole, or of this program; or the pack is of another graph.
         """
+        for state in states:
+            checks.one_of(
+                "restore: a state", state, (bytes, bytearray, memoryview), "bytes, such as open(page, 'rb').read(),"
+            )
         given = [bytes(state) for state in states]
         state = (
             given[0]
@@ -134,34 +139,45 @@ class Pack:
         model.restore(image)
 
 
-def export(
-    loaded: Loaded,
-    paths: Mapping[str, str],
-    model: BaseModel,
-    folder: Any,
-    processor: Processor,
-    name: str,
-    batch: int | None,
-    objective: str,
-) -> Pack:
+@frozen
+class Order:
+    """What `Model.export` is given: see there."""
+
+    processor: Processor
+    name: str
+    batch: int | None
+    objective: str
+    format: str
+    flash: int | None
+    ram: int | None
+
+
+def export(loaded: Loaded, paths: Mapping[str, str], model: BaseModel, folder: Any, order: Order) -> Pack:
     """`Model.export`; ``loaded`` : the program, of the model's graph.  ``paths`` : by function."""
-    if not NAME.fullmatch(name):
+    processor, name, batch = order.processor, order.name, order.batch
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in TAKEN:
         raise CalcError(
-            f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted"
+            f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted, and none of {', '.join(TAKEN)}"
         )
+    if not paths:
+        raise CalcError("export: paths is empty: name one, or leave it out")
     program, narrow = loaded.program, processor.bits == 32
     batch = program.batch_size if batch is None else checks.integer("export: batch_size", batch, 1, program.batch_size)
     _check(loaded, processor)
     functions = [_function(loaded, what, path) for what, path in paths.items()]
-    if len({"start", *(f.name for f in functions)}) <= len(paths):
-        raise CalcError(f"export: paths {', '.join(paths.values())} give two functions one name: rename a path")
+    if len({*OWN, *(f.name for f in functions)}) < len(OWN) + len(paths):
+        raise CalcError(
+            f"export: paths {', '.join(paths.values())} give two functions one name, or one of {', '.join(OWN)}: rename a path"
+        )
     entries = {f"{name}_{f.name}": f.spans for f in functions}
     places = places_of(program, [span for spans in entries.values() for span in spans], loaded.image)
     lasting, constant = (lasting_of(loaded, span, batch, narrow) for span in (places.state, places.constants))
     image, size = model.image(), places.state[1] - places.state[0]
     kept = to_device(image, model.loaded, lasting, size)
     constants = to_device(image, model.loaded, constant, places.constants[1] - places.constants[0])
-    code = emit(program, batch, entries, processor, objective, places, f"{name}_start", kept.rstrip(b"\0"), constants)
+    _check_cap("ram", places.ram, order.ram, f"the heap of a batch of {batch}")
+    start, source = kept.rstrip(b"\0"), name if order.format == "c" else ""
+    code = emit(program, batch, entries, processor, order.objective, places, f"{name}_start", start, constants, source)
     stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
     binary = wasm(code.object, processor, [*stack], max(stack.values())) if processor.wasm else code.object
     elf = None if processor.wasm else Elf(binary)
@@ -172,13 +188,15 @@ def export(
         state=(places.of(places.state[0])[0], size), lasting=lasting, stack=stack,
         undefined=tuple(f for f in elf.undefined if f not in HELPERS) if elf else (),
     )  # fmt: skip
-    facts = pack.facts()
-    files: dict[str, bytes | str] = {f"{name}.json": json.dumps(facts, indent=1)}
-    if processor.wasm:
-        files |= {f"{name}.wasm": binary, f"{name}.js": javascript(pack)}
-    else:
-        files |= {f"{name}.o": binary, f"{name}.h": c_header(pack)}
-    return Pack._of(_write(folder, files), facts)
+    numbers = f"code and constants, {len(start) + len(constants):,} of them the model's numbers"
+    _check_cap("flash", pack.flash, order.flash, numbers)
+    made = code.source.encode() if source else binary
+    return Pack._of(_write(folder, written(order.format, pack, made)), pack.facts())
+
+
+def _check_cap(what: str, needed: int, cap: int | None, of: str) -> None:
+    if cap is not None and needed > cap:
+        raise PlanError(f"export: {what}={cap:,} bytes is too little: {needed:,} are needed for {of}", needed, cap)
 
 
 def _check(loaded: Loaded, processor: Processor) -> None:

@@ -95,7 +95,8 @@ def newest(pages: Iterable[bytes], program: str, size: int) -> bytes:
                 found.append((counter, state))
     if not found:
         raise CalcError(
-            "no page is whole and of this program: a state is what the device has written, or bytes from its heap"
+            "no page is whole and of this program: give pages that the code of this pack has written (another pack of the model "
+            "reads its own, and states go from one to the other by state_of), or the bytes of a state"
         )
     newest = max(found, key=lambda c: (c[0] - found[0][0] + (1 << 31)) % (1 << 32))  # a counter begins again at 0
     return newest[1]

@@ -33,10 +33,12 @@ export class Model {{
       this[name] = (...given) => {{
         if (given.length !== inputs.length) throw new TypeError(`${{name}} takes ${{takes.join(", ")}}: ${{given.length}} arrays are given`);
         for (let i = 0; i < inputs.length; i++) {{
+          if (given[i] === null || given[i] === undefined) throw new TypeError(`${{takes[i]}} is ${{given[i]}}: numbers are wanted`);
           const n = given[i].length ?? 1;
           if (n !== inputs[i].length) throw new RangeError(`${{takes[i]}} has ${{n}} numbers: ${{inputs[i].length}} are wanted`);
           if (given[i].length === undefined) inputs[i][0] = given[i];
           else inputs[i].set(given[i]);
+          if (inputs[i].some(Number.isNaN)) throw new RangeError(`${{takes[i]}} has values that are no numbers`);
         }}
         const trap = run(heap);
         if (trap) throw new RangeError(`${{name}}: data that the model cannot use, such as a label that is no class (trap ${{trap & 255}}, row ${{trap >> 8}})`);
@@ -44,7 +46,7 @@ export class Model {{
         return found.length === 1 ? found[0] : found;
       }};
     }}
-    exports.{name}_start(heap);
+    this.start();
   }}
 
   get state() {{
@@ -67,9 +69,9 @@ export async function load(source = new URL("{name}.wasm", import.meta.url)) {{
 def wasm(code: bytes, processor: Processor, entries: list[str], stack: int) -> bytes:
     """The module of an object."""
     room = -(-(stack + STACK) // 16) * 16
-    options = ["-nostdlib", "-O2", "-Wl,--no-entry", "-Wl,--strip-all", f"-Wl,-z,stack-size={room}"]
+    options = [*processor.zig, "-nostdlib", "-O2", "-Wl,--no-entry", "-Wl,--strip-all", f"-Wl,-z,stack-size={room}"]
     options += [f"-Wl,--export={name}" for name in (*entries, "__heap_base")]
-    return linked(code, processor, options, "a pack for browsers")
+    return linked({"pack.o": code}, options, "a pack for browsers")
 
 
 def javascript(pack: Description) -> str:

@@ -44,6 +44,7 @@ from calcvm.tables import Lines, preformatted
 from calcvm.vm.calls import methods
 from calcvm.vm.memory.base_model import BaseModel
 from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.memory.order import EpochInOrder, checked_order, run_order
 from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
@@ -943,8 +944,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         batch_size: int | None = None,
         paths: Iterable[str] | None = None,
         objective: str | None = None,
+        format: str | None = None,
+        flash: int | str | None = None,
+        ram: int | str | None = None,
     ) -> Pack:
-        """Write the model for another processor: an object file and a C header, which need no library.
+        """Write the model for another processor, to be called from C, Python or JavaScript; it needs no library there, or NumPy alone.
 
         The guide on microcontrollers lists the processors.  The functions are ``NAME_start``, ``NAME_step`` (of path learn), ``NAME_predict``, and
         ``NAME_stream`` if there is such a path; each takes a heap, memory of the size that the header says.
@@ -960,6 +964,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         objective : "size" or "speed"; by default "speed" in browsers and on x86-64, else "size"
             "size": as few bytes of code and heap as possible, products as plain loops.  "speed": loops are unrolled, and on processors
             with vectors the model's own program and kernels are taken, which pays for large networks and batches.
+        format : "object" (a C header and an object file, the default), "archive" (a header and a static library), or for processors
+            without vectors "c" (a header and a C source).  Where Linux runs also "shared" (a header and a shared library) and "python"
+            (a package with a class Model).  For browsers "browser" alone (JavaScript and WebAssembly).
+        flash, ram : hard caps of code with constants, and of the heap, in bytes or as a text such as "20 KiB".  If the heap would be
+            larger, values are computed again in training.
 
         Returns
         -------
@@ -967,22 +976,31 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
 
         Raises
         ------
-        CalcError : the target is unknown, or lacks what a row needs.
+        CalcError : the target is unknown, lacks what a row needs, or has no such format.
+        PlanError : it does not fit into ``flash`` or ``ram``; the message has the minimum.
+        MissingExtra : ziglang is not installed, which all formats but "object" and "c" need.
         FileError : a file cannot be written.
         """
-        from calcvm.edge.pack import export
+        from calcvm.edge.pack import Order, export
         from calcvm.edge.targets import processor_of
 
         loaded, processor = self.loaded, processor_of(target)
         objective = checks.choice(
             "export: objective", processor.objective if objective is None else objective, ("size", "speed")
         )
+        formats = processor.formats
+        format = checks.choice(
+            f"export: format, of those for {processor.name},", formats[0] if format is None else format, formats
+        )
+        caps = [None if cap is None else parse_bytes(cap, what) for what, cap in (("flash", flash), ("ram", ram))]
+        small = None
         if (objective == "size" or processor.scalar) and loaded.device.name != "small" and self._source is not None:
             graph, planned = self._source
             batch = self.batch_size if batch_size is None else batch_size
-            loaded = loaded_of(
-                compiler.compile(graph, batch_size=batch, device="small", dtype=self.program.dtype, **planned)
+            small = partial(
+                compiler.compile, graph, batch_size=batch, device="small", dtype=self.program.dtype, **planned
             )
+            loaded = loaded_of(small())
         if paths is None:
             chosen = [p for p, of in loaded.paths.items() if of["backward"] or p == PREDICT or loaded.carried(p)]
         else:
@@ -990,8 +1008,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
                 checks.choice("export: a path", p, loaded.paths)
                 for p in checks.items("paths", paths, "a list of names")
             ]
+        if small is not None and caps[1] is not None and loaded.program.heap_bytes > caps[1]:
+            if any(loaded.paths[p]["backward"] for p in chosen):  # else parameters are not in the heap
+                loaded = loaded_of(small(memory=caps[1]))
         functions = {"step" if p == LEARN else p: p for p in chosen}
-        return export(loaded, functions, self, folder, processor, name, batch_size, objective)
+        return export(loaded, functions, self, folder, Order(processor, name, batch_size, objective, format, *caps))
 
     def __reduce__(self) -> Any:
         """Pickled and copied as the file that `save` writes; the copy has a new heap."""

@@ -166,8 +166,10 @@ def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {"N": n, "T": t, "H": shapes["wh"][0], "K": 0, "reverse": int(attrs["reverse"])}
 
 
-def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch: int = 5, **more: Any) -> Example:
-    """given : the last input that is given."""
+def _example(
+    cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch: int = 5, reach: float = 1.0, **more: Any
+) -> Example:
+    """given : the last input that is given.  reach : the largest input (of many steps: small, or rounding grows without end)."""
     of = {
         "z": (n, t, cell.gates * h),
         "wh": (h, cell.gates * h),
@@ -180,7 +182,7 @@ def _example(cell: Cell, n: int | None, t: int, h: int, given: str = "wh", batch
     names = _inputs(cell)
     shapes = tuple(of[name] for name in names[: names.index(given) + 1])
     integer = {"lengths": t + 1} if given == "lengths" else {}
-    return Example(shapes=shapes, integer=integer, batch=batch, low=-1.0, high=1.0, **more)
+    return Example(shapes=shapes, integer=integer, batch=batch, low=-reach, high=reach, **more)
 
 
 def _inputs(cell: Cell) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ def spec_of(cell: Cell, make: type[OpSpec] = OpSpec, make_row: type[RowSpec] = R
             _example(cell, None, 6, 5, "lengths", batch=8),
             _example(cell, 1, 3, 33, "b"),
             _example(cell, 2, 1, 1, "h0", attrs={"reverse": True}),
-            _example(cell, None, 50, 64, "b", batch=32, bench=True),
+            _example(cell, None, 50, 64, "b", batch=32, reach=0.2, bench=True),
         ),
         source=cell.source,
     )  # fmt: skip
