@@ -18,7 +18,7 @@ JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
 # a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
 SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
-FOLDERS := whole-cuda whole-equations
+FOLDERS := whole-cuda whole-equations whole-edge
 FILES := whole-targets whole-cells # which compile most: what a process has compiled stays in its memory
 LONGEST := whole-others $(FOLDERS) $(FILES) whole-graphs whole-levels whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
@@ -41,7 +41,7 @@ prebuild: $(VENV)/.dev
 	$(BIN)/python -m tests.prebuild
 
 # what each has printed comes at its end
-test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes 80 minutes
+test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes about three hours on 2 cores
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch
