@@ -19,7 +19,7 @@ from tests.edge.test_packs import Device, apart, beside_the_host, model_of, netw
 
 SCALAR = [name for name, processor in TARGETS.items() if processor.scalar]
 NEARLY = 1.2  # 1.16 times the bytes and 1.12 times the instructions on a Cortex-M4F, 1.18 on RISC-V
-# of the library they declare what the source calls; there is none for these processors here
+# Stand for the headers of a C library: none is installed for these processors.
 LIBRARY = {
     "math.h": b"#define sqrtf __builtin_sqrtf\n",
     "string.h": b"typedef __SIZE_TYPE__ size_t; void *memcpy(void *, const void *, size_t), *memset(void *, int, size_t);\n",

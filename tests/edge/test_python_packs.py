@@ -125,7 +125,7 @@ def test_anything_that_is_an_array(way, package):
 
 
 def test_models_are_apart_and_results_are_the_callers(package):
-    """Each model has a heap of its own, which lives as long as one of its functions; a result is no view of it."""
+    """Each model has its own heap.  A heap lives as long as a function of its model.  A result is a copy."""
     module = package(model_of(network(), (4,)))[1]
     (x, y), (other, _) = steps((4,), 3, 2)
     one, two = module.Model(), module.Model()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import mul
 from textwrap import wrap
 from typing import Any
 
@@ -158,6 +159,7 @@ class _Function:
         self.variables: dict[str, list[str]] = {}  # by their types
         self.lines: list[str] = []
         self.blocks = {b.name: b for b in f.blocks}
+        self.labels = {name: f"L{k}" for k, name in enumerate(self.blocks)}
         self.phis = {b.name: [i for i in b.instructions if i.opcode == "phi"] for b in f.blocks}
         self.returns = _scalar(str(f.global_value_type).split(" (")[0])
         self.args = [(_scalar(a.type), self._id(a.name)) for a in f.arguments]
@@ -173,7 +175,7 @@ class _Function:
         entry = next(iter(self.blocks))
         for name, block in self.blocks.items():
             if name != entry:
-                self.lines.append(f"{self._label(name)}:")
+                self.lines.append(f"{self.labels[name]}:")
             for i in block.instructions:
                 self._instruction(i, name)
         declared = [f"char *{self.args[0][1]} = (char *)heap;"] * (not self.static)
@@ -192,9 +194,6 @@ class _Function:
     def _id(self, name: str) -> str:
         return self.names.setdefault(name, f"v{len(self.names)}")
 
-    def _label(self, name: str) -> str:
-        return f"L{[*self.blocks].index(name)}"
-
     def _value(self, v: llvm.ValueRef) -> str:
         if not v.is_constant:
             return self._id(v.name)
@@ -211,13 +210,16 @@ class _Function:
             r"getelementptr (?:inbounds |nuw |nusw )*\((.+), ptr @([\w.]+)((?:, i\d+ -?\d+)+)\)$", text
         ):
             index = [int(n) for n in re.findall(r"i\d+ (-?\d+)", found[3])]
-            return f"((char *){_name(found[2])} + {_offset(found[1], index)})"
+            return f"((char *){_name(found[2])} + {sum(map(mul, index, _steps(found[1], len(index))))})"
         if kind in ("float", "double"):
             return _number(text, kind)
         if re.fullmatch(r"-?\d+", text):
             bits = int(kind[1:])
             return f"{int(text) % 2**bits}u" + "ll" * (bits == 64)
         raise CalcError(f"export: no C for the constant {str(v)[:80]}")
+
+    def _first(self, i: llvm.ValueRef) -> str:
+        return self._value(next(iter(i.operands)))
 
     def _set(self, i: llvm.ValueRef, text: str) -> None:
         if i.name not in self.read:
@@ -256,7 +258,7 @@ class _Function:
         return f"({C_TYPES[kind]})({text})" if kind in ("i1", "i8", "i16") else text
 
     def _fneg(self, i: llvm.ValueRef) -> None:
-        self._set(i, f"-{self._value(next(iter(i.operands)))}")
+        self._set(i, f"-{self._first(i)}")
 
     def _icmp(self, i: llvm.ValueRef) -> None:
         order = re.search(r"icmp (?:samesign )?(\w+)", str(i))[1]  # type: ignore[index]
@@ -287,7 +289,7 @@ class _Function:
 
     def _load(self, i: llvm.ValueRef) -> None:
         kind = _scalar(i.type)
-        self._set(i, f"*(const {_memory(kind)} *)({self._value(next(iter(i.operands)))})")
+        self._set(i, f"*(const {_memory(kind)} *)({self._first(i)})")
 
     def _store(self, i: llvm.ValueRef) -> None:
         value, to = i.operands
@@ -306,10 +308,7 @@ class _Function:
         kind = _scalar(re.search(r"getelementptr (?:(?:inbounds|nuw|nusw) )*(\[.+?\]|\w+|<1 x \w+>),", str(i))[1])  # type: ignore[index]
         base, *index = i.operands
         texts = []
-        for k, of in enumerate(index):
-            if k and (array := ARRAY.fullmatch(kind)):
-                kind = array[2]
-            size = _size(kind)
+        for of, size in zip(index, _steps(kind, len(index))):
             value = self._value(of)
             bits = int(_scalar(of.type)[1:])
             if of.is_constant:
@@ -329,15 +328,15 @@ class _Function:
         self._set(i, f"({C_TYPES[large]})({text})")
 
     def _cast(self, i: llvm.ValueRef) -> None:
-        self._set(i, f"({C_TYPES[_scalar(i.type)]}){self._value(next(iter(i.operands)))}")
+        self._set(i, f"({C_TYPES[_scalar(i.type)]}){self._first(i)}")
 
     _zext = _uitofp = _fptrunc = _fpext = _fptoui = _cast
 
     def _ptrtoint(self, i: llvm.ValueRef) -> None:  # differences of addresses; nothing goes back to a pointer
-        self._set(i, f"({C_TYPES[_scalar(i.type)]})(uintptr_t){self._value(next(iter(i.operands)))}")
+        self._set(i, f"({C_TYPES[_scalar(i.type)]})(uintptr_t){self._first(i)}")
 
     def _trunc(self, i: llvm.ValueRef) -> None:
-        kind, value = _scalar(i.type), self._value(next(iter(i.operands)))
+        kind, value = _scalar(i.type), self._first(i)
         self._set(i, f"({C_TYPES[kind]}){f'({value} & 1u)' if kind == 'i1' else value}")
 
     def _sitofp(self, i: llvm.ValueRef) -> None:
@@ -349,7 +348,7 @@ class _Function:
 
     def _fptosi(self, i: llvm.ValueRef) -> None:
         kind = _scalar(i.type)
-        self._set(i, f"({C_TYPES[kind]})(int{kind[1:]}_t){self._value(next(iter(i.operands)))}")
+        self._set(i, f"({C_TYPES[kind]})(int{kind[1:]}_t){self._first(i)}")
 
     def _bitcast(self, i: llvm.ValueRef) -> None:
         of = next(iter(i.operands))
@@ -358,7 +357,7 @@ class _Function:
         self._set(i, value if kinds[0] == kinds[1] else f"{CONVERSIONS[kinds]}({value})")
 
     def _same(self, i: llvm.ValueRef) -> None:
-        self._set(i, self._value(next(iter(i.operands))))
+        self._set(i, self._first(i))
 
     _freeze = _extractelement = _shufflevector = _same
 
@@ -395,7 +394,7 @@ class _Function:
         self.lines.append(f"{self._id(i.name)}._{place} = {self._value(value)};")
 
     def _extractvalue(self, i: llvm.ValueRef) -> None:
-        self._set(i, f"{self._value(next(iter(i.operands)))}._{str(i).rsplit(', ', 1)[1].split()[0]}")
+        self._set(i, f"{self._first(i)}._{str(i).rsplit(', ', 1)[1].split()[0]}")
 
     def _intrinsic(self, i: llvm.ValueRef, name: str, values: list[str]) -> None:
         kind = next((k for k in (*CALLS, *OF_MATH) if name.startswith(f"llvm.{k}.")), None)
@@ -450,7 +449,7 @@ class _Function:
             lines = ["{", *[f"    {line}" for line in lines], "}"]
         else:
             lines = [f"{name} = {value};" for name, value, _ in sets]
-        return [*lines, f"goto {self._label(to)};"]
+        return [*lines, f"goto {self.labels[to]};"]
 
 
 def _untold(i: llvm.ValueRef) -> CalcError:
@@ -469,14 +468,12 @@ def _size(kind: str) -> int:
     return SIZES[kind]
 
 
-def _offset(kind: str, index: list[int]) -> int:
-    """Bytes that constant indexes stand for."""
-    total = 0
-    for k, n in enumerate(index):
+def _steps(kind: str, n: int) -> Iterator[int]:
+    """Bytes of a step of each of n indexes into a type."""
+    for k in range(n):
         if k and (array := ARRAY.fullmatch(kind)):
             kind = array[2]
-        total += n * _size(kind)
-    return total
+        yield _size(kind)
 
 
 def _number(text: str, kind: str) -> str:

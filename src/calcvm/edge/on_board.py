@@ -11,6 +11,8 @@ except ImportError:  # a Python without this ABI
 
 PACK = {"arrays": {}}  # the facts of the pack
 TRAPPED = "{}: data that the model cannot use, such as a label that is no class (trap {}, row {})"
+if _code is not None:
+    _code.prepare(np.ndarray, *[np.dtype(of["dtype"]) for of in PACK["arrays"].values()])
 
 
 class Model:
@@ -27,8 +29,6 @@ class Model:
         start = -whole.__array_interface__["data"][0] % align
         self._heap = whole[start : start + n]
         views = {x: np.ndarray(of["shape"], of["dtype"], self._heap, of["at"]) for x, of in PACK["arrays"].items()}
-        if _code is not None:
-            _code.prepare(np.ndarray, *[view.dtype for view in views.values()])
         for number, (name, of) in enumerate(PACK["functions"].items()):
             if _code is None:
                 function = _by_ctypes(name, of, views, self._heap)
@@ -95,11 +95,11 @@ def _page(state, counter=b"\1\0\0\0"):
     return head + zlib.crc32(head + state).to_bytes(4, "little") + state
 
 
-def _array(name, value):
-    """A value as an array of the type and shape that a function takes."""
-    name = name if isinstance(name, str) else list(PACK["arrays"])[name]
+def _array(number, value):
+    """A value as an array of the type and shape that a function takes; ``number`` : among the pack's arrays."""
+    name, of = list(PACK["arrays"].items())[number]
     try:
-        of, array = PACK["arrays"][name], np.asarray(value)
+        array = np.asarray(value)
     except ValueError as error:
         raise ValueError(f"{name} is no array: {error}") from error
     shape = tuple(of["shape"])
@@ -119,15 +119,16 @@ def _by_ctypes(name, of, views, heap):
 
     library = ctypes.PyDLL(os.path.join(os.path.dirname(__file__), "_code.abi3.so"))  # a heap serves one call at a time
     run, place = library[f"{PACK['name']}_{name}"], ctypes.c_void_p(heap.__array_interface__["data"][0])
-    takes = [(x, views[x], views[x].dtype, views[x].shape) for x in of["takes"]]
+    numbers = {x: k for k, x in enumerate(views)}
+    takes = [(numbers[x], views[x], views[x].dtype, views[x].shape) for x in of["takes"]]
     gives = [views[y].copy if views[y].ndim else views[y].item for y in of["gives"]]
 
     def call(*given):
         if len(given) != len(takes):
             raise TypeError(f"{name} takes {len(takes)} arrays: {len(given)} are given")
-        for value, (x, view, dtype, shape) in zip(given, takes):
+        for value, (number, view, dtype, shape) in zip(given, takes):
             same = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
-            view[...] = value if same else _array(x, value)
+            view[...] = value if same else _array(number, value)
         trap = run(place)
         if trap:
             raise ValueError(TRAPPED.format(name, trap & 255, trap >> 8))

@@ -6,6 +6,7 @@ import json
 
 from calcvm.edge.description import Description
 from calcvm.edge.linker import linked
+from calcvm.edge.on_board import TRAPPED
 from calcvm.edge.targets import Processor
 
 STACK = 16 << 10  # bytes more than the analysis says, for what the linker adds
@@ -41,7 +42,7 @@ export class Model {{
           if (inputs[i].some(Number.isNaN)) throw new RangeError(`${{takes[i]}} has values that are no numbers`);
         }}
         const trap = run(heap);
-        if (trap) throw new RangeError(`${{name}}: data that the model cannot use, such as a label that is no class (trap ${{trap & 255}}, row ${{trap >> 8}})`);
+        if (trap) throw new RangeError(`{trapped}`);
         const found = outputs.map(o => o.length === 1 ? o[0] : o.slice());
         return found.length === 1 ? found[0] : found;
       }};
@@ -83,6 +84,7 @@ def javascript(pack: Description) -> str:
     return MODULE.format(
         name=pack.name,
         program=pack.program,
+        trapped=TRAPPED.format("${name}", "${trap & 255}", "${trap >> 8}"),
         usage=usage,
         facts=json.dumps({k: v for k, v in pack.facts().items() if k in ("ram", "state", "functions", "arrays")}),
     )

@@ -436,11 +436,11 @@ class Values:
         element, n = pointer.type.pointee, e.lanes
         vec, size = ir.VectorType(element, n), bits_of(element) // 8
         pointers = ir.VectorType(pointer.type, n)
-        scaled = b.mul(offsets, ir.Constant(self.w.vec, [size] * n))
         if n == 1:
             place = b.gep(pointer, [b.extract_element(offsets, ir.Constant(ir.IntType(32), 0))])
             at = b.bitcast(place, pointers)
         else:
+            scaled = b.mul(offsets, ir.Constant(self.w.vec, [size] * n))
             at = b.inttoptr(b.add(e.splat(b.ptrtoint(pointer, WORD)), scaled), pointers)
         tag = f"v{n}{'i' if isinstance(element, ir.IntType) else 'f'}{size * 8}.v{n}p0"
         gather = e.fn(f"llvm.masked.gather.{tag}", vec, pointers, ir.IntType(32), e.mask, vec)

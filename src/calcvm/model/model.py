@@ -977,7 +977,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         Raises
         ------
         CalcError : the target is unknown, lacks what a row needs, or has no such format.
-        PlanError : it does not fit into ``flash`` or ``ram``; the message has the minimum.
+        PlanError : it does not fit into ``flash`` or ``ram``; the message says how many bytes are needed.
         MissingExtra : ziglang is not installed, which all formats but "object" and "c" need.
         FileError : a file cannot be written.
         """
