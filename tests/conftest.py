@@ -137,6 +137,7 @@ def shares_out(config: pytest.Config) -> bool:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """No collection of garbage looks again at what a file's tests leave, such as compiled code: a tenth of all time went there."""
+    assert gc.isenabled(), "garbage is not collected any more: this test has disabled it"
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

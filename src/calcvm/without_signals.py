@@ -53,7 +53,8 @@ def uncollected(make: Callable[[], T]) -> T:
     """
     collecting = gc.isenabled()
     try:
-        gc.disable()
+        if collecting:  # what has not disabled it does not enable it: another thread that has, may end in between
+            gc.disable()
         return make()
     finally:
         if collecting:

@@ -92,6 +92,24 @@ def test_garbage_is_collected_after_an_interrupt_at_any_step_of_a_plan(whole):
             interrupted(act, n)
 
 
+def test_garbage_is_collected_where_another_thread_ends_between_two_steps(monkeypatch):
+    """That thread has disabled collections, and enables them when this one has seen that they are disabled."""
+    seen = gc.isenabled
+
+    def isenabled():
+        found = seen()
+        gc.enable()
+        return found
+
+    gc.disable()
+    try:
+        monkeypatch.setattr(gc, "isenabled", isenabled)
+        uncollected(list)
+        assert seen()
+    finally:
+        gc.enable()
+
+
 def goes_well_after(call, make, fail, total, whole, seed):
     """Whatever was raised at the n-th of ``total`` steps: all is sound, and the call makes what it would have made."""
     wanted = call(make())
