@@ -153,6 +153,11 @@ UNARY: dict[str, tuple[dict[str, Any], Callable, Callable | None]] = {
     "relu6": ({}, lambda x: np.clip(x, 0, 6), lambda x: ((x > 0) & (x < 6)) * 1.0),
     "affine": ({"a": 1.5, "b": -0.25}, lambda x: 1.5 * x - 0.25, lambda x: 1.5 + 0 * np.sign(x)),
     "clip": ({"lo": -1.0, "hi": 0.5}, lambda x: np.clip(x, -1, 0.5), lambda x: ((x >= -1) & (x <= 0.5)) * 1.0),
+    "fake_quantize": (
+        {"scale": 0.25},
+        lambda x: np.rint(np.clip(x, -32, 31.75) * 4) / 4,
+        lambda x: ((x >= -32) & (x <= 31.75)) * 1.0,
+    ),
     "sign": ({}, np.sign, None),
     "floor": ({}, np.floor, None),
     "ceil": ({}, np.ceil, None),
@@ -167,6 +172,7 @@ NO_SLOPE_OF_NAN = {
     "hard_sigmoid",
     "affine",
     "clip",
+    "fake_quantize",
 }  # it is that of one of their pieces
 ZERO_STAYS = {
     "sqrt",

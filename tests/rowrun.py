@@ -290,7 +290,10 @@ def run_row(
             out[o.name] = got
             continue
         if o.access == "w" or (o.access == "a" and env["acc"] == 0):
-            assert (got != guard_of(row, o, dtype)).all(), f"{row.name} did not set all of {o.name}"
+            left = got == guard_of(row, o, dtype)  # among numbers of a byte it is one that may be right
+            assert not (left.all() and left.size if BYTES[dtype_of(o.type, dtype)] == 1 else left.any()), (
+                f"{row.name} did not set all of {o.name}"
+            )
         out[o.name] = got.view(dtype_of(o.type, dtype))
     return out
 
@@ -323,6 +326,10 @@ def check_forward(case: Case) -> None:
         close(got, w, 64 * EPS[case.dtype], f"{case.spec.name}.{name}")
 
 
+# functions whose slopes operators have by definition in place of their own
+SLOPES = {"fake_quantize": lambda x, scale: np.clip(x, -128 * scale, 127 * scale)}
+
+
 def check_gradients(case: Case) -> None:
     """float64: the backward rows agree with central differences of the reference."""
     spec = case.spec
@@ -334,7 +341,8 @@ def check_gradients(case: Case) -> None:
     dy = seeds[f"d{y}"]
 
     def loss(**changed: np.ndarray) -> float:
-        made = case.expected(**changed)
+        slope = SLOPES.get(spec.name)
+        made = case.expected(**changed) if slope is None else {y: slope(*changed.values(), **case.attrs)}
         return float(sum((np.asarray(made[n]).reshape(-1) * seeds[f"d{n}"]).sum() for n in graded))
 
     for name in spec.differentiable:

@@ -43,7 +43,7 @@ def edit(file):
     "file, compiled_again",
     [
         ("kernels_cpu/losses.py", {"losses", "losses on blas"}),
-        ("kernels_shared/pooling.py", {"pooling", "pooling on blas"}),
+        ("kernels_shared/pooling.py", {"pooling", "pooling on blas", "quantized", "quantized on blas"}),
         ("kernels_cpu/_gemm.py", {"_gemm", *PRODUCTS}),
         ("kernels_cpu/_gemv.py", {"_gemv", "_gemm", *PRODUCTS}),
         ("kernels_cpu/_blas.py", {"_blas", *ON_BLAS}),

@@ -37,6 +37,17 @@ def refused(*args: object) -> str:
     return str(result.exception)
 
 
+def test_a_plan_for_another_processor_takes_no_option_of_this_one(tmp_path: Path) -> None:
+    for option in (
+        ("--picture", tmp_path / "p.png"),
+        ("--html", tmp_path / "p.html"),
+        ("--solver-seconds", 1),
+        ("--page-bytes", "1 MiB"),
+    ):
+        assert f"{option[0]} is of plans for this machine" in refused("plan", "4-3", "--target", "pico", *option)
+    assert not [*tmp_path.iterdir()]
+
+
 # ---------------------------------------------------------------- the process
 def process(*args: str, before: str = "") -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.argv = ['calcvm', *{list(args)!r}]; {before}\nfrom calcvm.cli import main\nmain()"

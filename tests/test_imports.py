@@ -213,6 +213,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy"},
     ),
+    "quantization": ({"errors", "checks", "functions", "graph", "ops", "compiler", "model"}, {"numpy"}),
     "ensemble": ({"errors", "checks", "hints", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
         {"errors", "files", "checks", "hints", "graph", "model", "fleet", "ensemble", "progress", "tables"} | VM,
@@ -243,6 +244,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "graph_text",
             "data",
             "operators",
+            "quantization",
             "script",
             "teams",
             "zoo",

@@ -383,6 +383,7 @@ def targets():
                 "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
             }.items()
         },
+        "cv.quantize": plain(cv.quantize, model=model(), data=X),
         "Model.to_python": method(cv.Model, model, "to_python"),
         "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
         "cv.read_graph": (cv.read_graph, ["text"]),

@@ -60,6 +60,7 @@ if _TYPE_CHECKING:
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
     from calcvm.graph_text import read_graph
     from calcvm.indexed import cell, einsum, equation, indexes
+    from calcvm.quantization import quantize
     from calcvm.split_model import Processor, SplitModel, SplitPlan, plan_devices
 
 __version__ = "0.2.0"
@@ -70,7 +71,7 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Pack", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "grad_cam",
-    "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "read_graph", "register_op", "saliency",
+    "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "quantize", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_gathers, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
 _public = __all__
@@ -119,6 +120,8 @@ def __getattr__(name: str) -> object:
         return _later_name(name, "calcvm.split_model")
     if name == "Pack":
         return _later_name(name, "calcvm.edge.pack")
+    if name == "quantize":
+        return _later_name(name, "calcvm.quantization")
     if name == "read_graph":
         return _later_name(name, "calcvm.graph_text")
     if name in ("cell", "einsum", "equation", "indexes"):

@@ -265,6 +265,9 @@ def plan(
     """Print what training a classifier by `train` needs, statement by statement.  Nothing is allocated."""
     wanted = graph(layers, activation, size)
     if target is not None:
+        others = {"--picture": picture, "--html": html, "--solver-seconds": solver_seconds, "--page-bytes": page_bytes}
+        if given := [name for name, value in others.items() if value]:
+            raise CalcError(f"{given[0]} is of plans for this machine: leave it out, or --target")
         model = cv.Model(wanted, batch_size=batch_size or 1, dtype=dtype, workers=1)
         with TemporaryDirectory() as folder:
             print(model.export(folder, target, ram=memory))

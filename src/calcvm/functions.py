@@ -24,7 +24,7 @@ from calcvm.ops.types import FLOAT
 __all__ = [
     "abs", "accuracy", "acos", "add", "asin", "atan", "attention", "binary_cross_entropy", "cast", "ceil", "center",
     "carry", "channels_first", "channels_last", "clip", "concat", "cos", "cosh", "cumsum", "div", "dropout", "dropout2d", "elu",
-    "equal", "erf", "exp", "expand_dims", "expm1", "flatten", "floor", "gelu", "greater", "greater_equal",
+    "equal", "erf", "exp", "expand_dims", "expm1", "fake_quantize", "flatten", "floor", "gelu", "greater", "greater_equal",
     "hard_sigmoid", "hard_swish", "huber", "layer_norm", "leaky_relu", "less", "less_equal", "linear", "log", "log1p",
     "log_cosh", "log_softmax", "logcumsumexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logsumexp",
     "mae", "matmul", "max", "maximum", "mean", "min", "minimum", "mish", "mod", "mse", "mul", "neg", "not_equal",
@@ -157,6 +157,15 @@ def elu(x: Variable, alpha: float = 1.0) -> Variable:
 def clip(x: Variable, lo: float, hi: float) -> Variable:
     """x clipped to [``lo``, ``hi``].  For a single bound, take `maximum` or `minimum`."""
     return apply("clip", x, lo=lo, hi=hi)
+
+
+def fake_quantize(x: Variable, scale: float) -> Variable:
+    """x rounded as in int8: to a multiple of ``scale`` in [-128*scale, 127*scale].
+
+    Gradients pass as if it were not rounded, so a network that trains with it learns to predict well once `calcvm.quantize` makes it
+    one of int8, where this value has this scale.
+    """
+    return apply("fake_quantize", x, scale=scale)
 
 
 def maximum(a: Variable | float, b: Variable | float) -> Variable:

@@ -14,6 +14,7 @@ from calcvm.errors import CalcError
 from calcvm.graph import apply
 from calcvm.ops import OPS, layouts
 from calcvm.ops.spec import Example, OpSpec
+from calcvm.ops.types import RANKS
 from tests.reference import reference
 
 OPERATORS = [n for n in sorted(OPS) if OPS[n].category not in ("optimizer", "system")]
@@ -150,7 +151,8 @@ class Placed:
     def _draw(self, slot: str, shape: Sequence[int | None], rng: np.random.Generator) -> np.ndarray:
         if slot in self.example.integer:
             return rng.integers(0, self.example.integer[slot], shape).astype(float)
-        return rng.uniform(self.example.low, self.example.high, shape)
+        drawn = rng.uniform(self.example.low, self.example.high, shape)
+        return np.rint(drawn) if self.spec.types.get(slot) in RANKS else drawn
 
     def expected(self, values: Mapping[str, np.ndarray], batch: int, rng_state: np.ndarray) -> tuple[np.ndarray, float]:
         """The reference's output and loss for placeholders and parameters by name."""

@@ -139,6 +139,10 @@ def clip(x, lo=-1.0, hi=1.0):
     return np.clip(x, lo, hi)
 
 
+def fake_quantize(x, scale):
+    return np.rint(np.clip(x, -128 * scale, 127 * scale) / scale) * scale
+
+
 def sign(x):
     return np.sign(x)
 

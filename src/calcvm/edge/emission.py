@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from calcvm.edge.places import Places
@@ -110,6 +110,8 @@ def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any]
     from calcvm.edge.c_source import c_source
     from calcvm.edge.straight import Straight
 
+    if request["source"]:
+        processor = replace(processor, target=replace(processor.target, dsp=False))
     image, constants = map(sys.stdin.buffer.read, request["bytes"])
     program, places = load_program(io.BytesIO(sys.stdin.buffer.read())), Places(**request["places"])
     made = Straight(program, request["batch"], request["entries"], processor, request["objective"], places, constants)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# (nounwind: else Arm's tables of exceptions would call its runtime)
 # to the nearest integer: a number of at least 2^23 is one, and smaller ones lose their fraction beside it
-ROUND = """define weak hidden float @rintf(float %x) {
+ROUND = """define weak hidden float @rintf(float %x) nounwind {
   %size = call float @llvm.fabs.f32(float %x)
   %large = fcmp uge float %size, 8388608.0
   %by = call float @llvm.copysign.f32(float 8388608.0, float %x)
@@ -17,7 +18,7 @@ ROUND = """define weak hidden float @rintf(float %x) {
 }
 """
 # then back by one, if it has gone the wrong way; the sign stays that of x, as that of -0.0
-OTHER = """define weak hidden float @{name}(float %given) {{
+OTHER = """define weak hidden float @{name}(float %given) nounwind {{
   %x = {start}
   %near = call float @rintf(float %x)
   %beyond = fcmp {than} float %near, %x

@@ -56,10 +56,11 @@ def _bare(
     features: str = "",
     abi: str = "",
     simd: tuple[int, int] = FLOATS,
+    dsp: bool = False,
 ) -> Processor:
     """A processor of 32 bits without an operating system."""
     options = ("-target", zig[0], f"-mcpu={zig[1]}") if zig else ()
-    return Processor(name, what, Target(triple, cpu, features, abi=abi, simd=simd), 32, options)
+    return Processor(name, what, Target(triple, cpu, features, abi=abi, simd=simd, dsp=dsp), 32, options)
 
 
 # LLVM wants all four parts of a triple: with fewer it takes another convention of calls without a word
@@ -68,8 +69,8 @@ TARGETS = {
     processor.name: processor
     for processor in (
         _bare("cortex-m0plus", "Arm Cortex-M0+, without floats: Raspberry Pi Pico (RP2040)", "thumbv6m-unknown-none-eabi", "cortex-m0plus", (ARM, "cortex_m0plus"), simd=NO_FLOATS),
-        _bare("cortex-m4f", "Arm Cortex-M4 with floats: STM32F4, nRF52", "thumbv7em-unknown-none-eabihf", "cortex-m4", (ARM_HARD, "cortex_m4+vfp4d16sp")),
-        _bare("cortex-m33", "Arm Cortex-M33 with floats: Raspberry Pi Pico 2 (RP2350), nRF53, STM32U5", "thumbv8m.main-unknown-none-eabihf", "cortex-m33", (ARM_HARD, "cortex_m33+fp_armv8d16sp")),
+        _bare("cortex-m4f", "Arm Cortex-M4 with floats: STM32F4, nRF52", "thumbv7em-unknown-none-eabihf", "cortex-m4", (ARM_HARD, "cortex_m4+vfp4d16sp"), dsp=True),
+        _bare("cortex-m33", "Arm Cortex-M33 with floats: Raspberry Pi Pico 2 (RP2350), nRF53, STM32U5", "thumbv8m.main-unknown-none-eabihf", "cortex-m33", (ARM_HARD, "cortex_m33+fp_armv8d16sp"), dsp=True),
         _bare("riscv32", "RISC-V of 32 bits with floats (rv32imafc)", "riscv32-unknown-none-elf", "generic-rv32", (RISCV, "generic_rv32+m+a+c+f"), "+m,+a,+f,+c", "ilp32f"),
         _bare("esp32-c3", "RISC-V of 32 bits without floats (rv32imc): ESP32-C3", "riscv32-unknown-none-elf", "generic-rv32", (RISCV, "generic_rv32+m+c"), "+m,+c", "ilp32", NO_FLOATS),
         _bare("esp32", "Xtensa LX6 and LX7 with floats, as C alone: ESP32, ESP32-S3", "riscv32-unknown-none-elf", "generic-rv32", None, "+m,+a,+f,+c", "ilp32f"),

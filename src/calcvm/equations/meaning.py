@@ -92,7 +92,7 @@ def evaluate(
 
     Parameters
     ----------
-    values : arrays of the operands, in the shapes that the equations read; floats are converted to float64.
+    values : arrays of the operands, in the shapes that the equations read; floats are converted to float64, integers to int64.
     parameters : numbers by name.
     functions : further functions of arrays, by name.
 
@@ -111,7 +111,7 @@ def evaluate(
 
 def _as_computed(value: Any) -> Array:
     array = np.asanyarray(value)
-    return array.astype(np.float64) if array.dtype.kind == "f" else array
+    return array if array.dtype.kind == "b" else array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 
 class _Meaning:

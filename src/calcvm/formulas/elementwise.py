@@ -386,6 +386,24 @@ class clip:
         return n.where(x < lo, 0.0, n.where(x > hi, 0.0, dy))
 
 
+_RANGED = "max(-128*scale, min(127*scale, x))"
+
+
+@elementwise(
+    text=f"{_RANGED} + stop(rint({_RANGED}/scale)*scale - {_RANGED})",  # the gradient goes straight through the rounding
+    scale=Real(None, "the step between neighbouring results, above 0", lo=1e-30),
+    cases=({"scale": 0.01}, {"scale": 0.5}),
+    source="the slope is 1 within the range: Bengio et al. 2013 (straight through)",
+)
+class fake_quantize:
+    def y(x, scale):
+        x = n.where(x < -128.0 * scale, -128.0 * scale, x)
+        return n.rint(n.where(x > 127.0 * scale, 127.0 * scale, x) / scale) * scale
+
+    def dx(dy, x, scale):
+        return n.where(x < -128.0 * scale, 0.0, n.where(x > 127.0 * scale, 0.0, dy))
+
+
 # ---------------------------------------------------------------- without slope
 @elementwise(onnx="Sign", source="NaN stays")
 class sign:

@@ -27,6 +27,7 @@ FAMILIES = (
     "normalization",
     "convolution",
     "pooling",
+    "quantized",
     "recurrent",
     "paging",
     "exchange",

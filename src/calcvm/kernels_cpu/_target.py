@@ -35,6 +35,7 @@ class Target:
     jit : whether code is linked into this process, as for `host`; if not, it is position-independent, for any linker.
     abi : the convention of calls, where the triple leaves it open ("ilp32f").
     simd : width in bits and number of its vector registers, (32, 0) for none; read off LLVM's code if left out.
+    dsp : whether it has Arm's instructions for products of pairs of 16 bits, which no C has.
     """
 
     triple: str
@@ -43,6 +44,7 @@ class Target:
     jit: bool = False
     abi: str = ""
     simd: tuple[int, int] | None = None
+    dsp: bool = False
 
     def machine(self, opt: int = 2) -> llvm.TargetMachine:
         """LLVM's code generator for it; if ``jit``, with Numba's options for code that it links itself."""

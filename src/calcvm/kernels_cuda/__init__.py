@@ -27,6 +27,7 @@ FAMILIES = (
     "random",
     "normalization",
     "pooling",
+    "quantized",
     "recurrent",
     "exchange",
     "plain",

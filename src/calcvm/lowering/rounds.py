@@ -62,7 +62,8 @@ ELEMENTWISE = ("unary", "binary", "ternary")  # categories of operators
 # Operators whose result for a sample depends on that sample only.  Statistics of a batch are computed per round.
 BY_SAMPLE = frozenset(
     "conv conv_transpose avg_pool max_pool lp_pool global_avg_pool global_max_pool adaptive_avg_pool adaptive_max_pool upsample "
-    "pad rotary local_response_norm group_norm instance_norm batch_norm batch_norm_inference center crop dropout_mask".split()
+    "pad rotary local_response_norm group_norm instance_norm batch_norm batch_norm_inference center crop dropout_mask "
+    "linear_int8 conv_int8 max_pool_int8".split()
 )
 
 
@@ -231,7 +232,7 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
     mixed, added = kinds - {SAME, SAMPLES}, any(o.added for o in inputs.values())
     if op.spec.category == "loss":
         return OTHER_ if mixed or added else Over(MEAN)
-    if op.spec.category in ELEMENTWISE or name == "dropout":
+    if op.spec.category in ELEMENTWISE or name in ("dropout", "add_int8"):
         if not mixed and not added:
             return _along(axis, y)
         chosen = name == "where" and inputs["c"].what == SAME

@@ -45,10 +45,11 @@ class Roles:
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
-        """The roles in a program (CalcError: it has no such paths)."""
+        """The roles in a program, which may have the path predict alone (CalcError: it has no such paths)."""
         missing = [path for path in (LEARN, PREDICT) if path not in loaded.paths]
-        several = len(trained_paths(loaded)) > 1
-        if missing and not several:
+        trained_by = trained_paths(loaded)
+        predicts = missing == [LEARN] and not trained_by  # and does nothing else
+        if missing and len(trained_by) < 2 and not predicts:
             there = f"no path {missing[0]!r}, but {', '.join(loaded.paths)}: rename one of them"
             raise CalcError(
                 f"a Model's graph has two paths of fixed names, {LEARN!r}, which trains, and {PREDICT!r}: this has "

@@ -8,6 +8,7 @@ from calcvm.script import (  # noqa: F401  (each registers the writers of a fami
     normalization,
     optimizers,
     pooling,
+    quantized,
     recurrent,
     reduction,
     shape,

@@ -232,6 +232,27 @@ def max_pool(x, window, stride, padding, dilation, out):
     return y, index
 
 
+def int8(total, shift, lo):
+    """total/2^(shift + 1), rounded, in [lo, 127]."""
+    return np.clip((total >> shift) + 1 >> 1, lo, 127).astype(np.int8)
+
+
+def conv_int8(x, wt, b, scale, lo, stride, padding, dilation, groups, out):
+    """y = (sum x*wt + b)*factor/2^(17 + shift); float64 is exact here."""
+    total = conv(x.astype(float), np.moveaxis(wt, 0, -1).astype(float), stride, padding, dilation, groups, out)
+    return int8((total.astype(int) + b) * (scale & 0x7FFF) >> 16, scale >> 15 & 31, lo)
+
+
+def max_pool_int8(x, window, stride, padding, dilation, out):
+    """The largest element of each window."""
+    return max_pool(x.astype(float), window, stride, padding, dilation, out)[0].astype(np.int8)
+
+
+def add_int8(a, b, factor_a, factor_b, shift, lo):
+    """y = (a*factor_a + b*factor_b)/2^(shift + 1)"""
+    return int8(a.astype(int) * factor_a + b.astype(int) * factor_b, shift, lo)
+
+
 def max_pool_back(dy, index, size, window, stride, padding, dilation):
     """dy at the largest element of each window."""
     return pool_back(
