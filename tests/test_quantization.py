@@ -103,7 +103,7 @@ def test_it_is_a_model_as_any_other(tmp_path):
     text = cv.read_graph(small._source[0].text())
     program = cv.compile(text, batch_size=16)
     assert cv.CalcHeap(program.heap_bytes).create(program).predict(X).tobytes() == want.tobytes()
-    with pytest.raises(cv.CalcError, match="path 'learn'"):
+    with pytest.raises(cv.CalcError, match="only predicts"):
         small.fit(X, np.zeros(64, int), progress=False)
     with pytest.raises(cv.CalcError, match="path"):
         small.step(X[:16], np.zeros(16, int))
@@ -122,6 +122,51 @@ def test_what_has_no_row_in_integers_is_computed_in_floats():
     }  # sums that int32 may not hold
     padded = cv.Model(nn.Conv1d(2, kernel=1, padding=1) >> nn.Flatten() >> nn.Linear(2), input_shape=(1, 4), **HOW)
     assert rows(cv.quantize(padded, np.ones((2, 1, 4), "float32"))).count("conv_int8_fwd") == 1
+
+
+def conv(channels, **how):
+    return nn.Conv2d(channels, kernel=3, padding=1, **how)
+
+
+AXES = {
+    "concat": lambda: nn.Concat(conv(4), conv(4) >> nn.ReLU()) >> nn.Flatten() >> nn.Linear(3),
+    "concat, conv": lambda: nn.Concat(conv(4), nn.Conv2d(2, kernel=1)) >> conv(3) >> nn.GlobalAvgPool() >> nn.Flatten(),
+    "pad": lambda: conv(4) >> nn.Pad(1) >> nn.Flatten() >> nn.Linear(3),
+    "pad, conv": lambda: conv(4) >> nn.Pad(1, mode="reflect") >> nn.Conv2d(3, kernel=3) >> nn.Flatten() >> nn.Linear(3),
+    "cumsum": lambda: conv(4) >> nn.Function(lambda x: cv.cumsum(x, axis=1)) >> nn.Flatten() >> nn.Linear(3),
+    "slice": lambda: conv(4) >> nn.Function(lambda x: x[:, 1:3]) >> conv(3) >> nn.Flatten() >> nn.Linear(3),
+    "softmax": lambda: conv(4) >> nn.Softmax() >> nn.Flatten() >> nn.Linear(3),
+    "transpose": lambda: (
+        conv(4) >> nn.Function(lambda x: cv.transpose(x, (0, 2, 1, 3))) >> nn.Flatten() >> nn.Linear(3)
+    ),
+    "ends": lambda: nn.Concat(conv(4), conv(4)),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_are_those_that_users_see(name):
+    loss = {"loss": "mse"} if name == "ends" else {}
+    model = cv.Model(AXES[name](), input_shape=(2, 5, 7), **{**HOW, **loss})
+    X = np.random.default_rng(0).normal(size=(50, 2, 5, 7)).astype("float32")
+    want, got = model.predict(X), cv.quantize(model, X).predict(X)
+    assert got.shape == want.shape and np.abs(got - want).max() < 0.06 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("scale", [10.0, 1.0, 0.1, 0.01, 1e-3, 1e-5])
+@pytest.mark.parametrize("place", ["relu", "pool", "input", "sum"])
+def test_any_scale_of_fake_quantize_is_that_of_the_value(place, scale):
+    fake = nn.Function(lambda x: cv.fake_quantize(x, scale))
+    first = {
+        "relu": lambda: conv(4) >> nn.ReLU() >> fake,
+        "pool": lambda: conv(4) >> nn.MaxPool2d(2) >> fake,
+        "input": lambda: fake >> conv(4),
+        "sum": lambda: nn.Residual(conv(2)) >> fake,
+    }[place]()
+    last = nn.Linear(3, bias_init=cv.init.Constant(1.0))
+    model = cv.Model(first >> nn.Flatten() >> last, input_shape=(2, 6, 6), **{**HOW, "loss": "mse"})
+    X = np.random.default_rng(0).normal(size=(50, 2, 6, 6)).astype("float32")
+    want, got = model.predict(X), cv.quantize(model, X).predict(X)
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max() + 0.5 * scale * (scale > 0.05)
 
 
 def test_what_only_a_figure_reads_stays_as_it_is():
@@ -192,6 +237,8 @@ def test_training_that_is_aware_of_it():
 
 def test_errors():
     model, X = trained(nn.Linear(8) >> nn.ReLU() >> nn.Linear(2), (4,))
+    with pytest.raises(cv.CalcError, match="int8 already"):
+        cv.quantize(cv.quantize(model, X), X)
     file = BytesIO()
     model.save(file)
     file.seek(0)

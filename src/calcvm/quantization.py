@@ -18,13 +18,15 @@ from calcvm.errors import CalcError
 from calcvm.graph import CalcGraph, Operation, Path, TensorDescriptor, Variable, applied, apply
 from calcvm.model import CalcHeap, Model
 from calcvm.model.data import by_name
-from calcvm.ops.quantized import LEAST, MOST, SUMMANDS
+from calcvm.ops.layouts import back
+from calcvm.ops.quantized import CATEGORY, LEAST, MOST, SUMMANDS
 from calcvm.ops.types import CELLS, FLOAT
 
 PREDICT, FAKED = "predict", "fake_quantize"
 NORM, STATISTICS = "batch_norm_inference", ("running_mean", "running_var", "scale", "shift")
 RECTIFIERS = ("relu", "relu6")  # of relu6 the measured range ends at 6
 BIAS = 2**29  # the most of a bias in int32
+COARSE = 4  # times the scale that a value's range asks for: a row that needs more is computed in floats
 
 
 def quantize(model: Model, data: Any) -> Model:
@@ -37,11 +39,12 @@ def quantize(model: Model, data: Any) -> Model:
     Parameters
     ----------
     model : a model of layers or of a graph (from a file it has no graph).
-    data : samples as for `Model.predict`, some hundreds that are typical: the largest value of each result on them gets 127.
+    data : samples as for `Model.predict`, without labels, some hundreds that are typical: the largest value of each result on them gets
+        127, and what is beyond it later becomes that.
 
     Returns
     -------
-    Model : ``predict``, ``evaluate``, ``save`` and ``export`` are as for the given one.
+    Model : ``predict`` (of arrays), ``evaluate``, ``save`` and ``export`` are as for the given one.
 
     Raises
     ------
@@ -62,6 +65,8 @@ def quantize(model: Model, data: Any) -> Model:
     if PREDICT not in graph.paths:
         raise CalcError(f"quantize: the graph has no path {PREDICT!r}, but {', '.join(graph.paths)}")
     path = graph.paths[PREDICT]
+    if any(op.spec.category == CATEGORY for op in path.operations):
+        raise CalcError("quantize: the model is one of int8 already")
     rewritten = _Quantizer(path, model.get_weights(), _ranges(model, path, data)).run()
     out = _model_of(model, rewritten)
     out._source = rewritten, {}
@@ -141,10 +146,12 @@ class _Quantizer:
     def int_of(self, v: Variable) -> tuple[Variable, float]:
         """The same as int8, and its scale."""
         if v not in self.ints:
-            scale = self.scale_of(v)
-            rounded = apply("cast", F.round(self.float_of(v) * (1 / scale)), to="int8", out=f"{v.name}.int8")
-            self.ints[v] = rounded, scale
+            self.ints[v] = self.rounded(v, self.scale_of(v), v)
         return self.ints[v]
+
+    def rounded(self, v: Variable, scale: float, y: Variable) -> tuple[Variable, float]:
+        """A float as int8 of a scale, in the place of y."""
+        return apply("cast", F.round(self.float_of(v) * (1 / scale)), to="int8", out=f"{y.name}.int8"), scale
 
     def scale_of(self, v: Variable) -> float:
         """The scale of a value: that of the `fake_quantize` behind it, or by its range."""
@@ -161,9 +168,15 @@ class _Quantizer:
     def rewritten(self, op: Operation) -> set[str]:
         """Write an operator, in int8 if it has such a row; the names of those behind it that have become part of it."""
         y, name = next(iter(op.outputs.values())), op.spec.name
+        x = next(iter(op.inputs.values()), y)
+        if name == "transpose" and x.shape == y.shape and x.layout != y.layout:  # the new graph chooses layouts itself
+            if x in self.ints:
+                self.ints[y] = self.ints[x]
+            else:
+                self.floats[y] = self.float_of(x)
+            return set()
         if not op.inputs or y not in self.ranges:  # such as losses
             return self.kept(op)
-        x = next(iter(op.inputs.values()))
         known = all(v in self.ints for v in op.inputs.values())
         if name in ("linear", "conv") and is_known(op, "wt", "b") and fits(op):
             return self.product(op)
@@ -173,19 +186,12 @@ class _Quantizer:
             return self.mean(op)
         if known and (name in RECTIFIERS or (name == "add" and len({v.shape for v in op.inputs.values()}) == 1)):
             return self.sum(op)
-        if name == FAKED:  # the value before it gets its scale
-            self.ints[y] = self.int_of(x)
-        elif (
-            name == "transpose" and x.shape == y.shape and x.layout != y.layout
-        ):  # of layouts, which the new graph chooses
-            if known:
-                self.ints[y] = self.ints[x]
-            else:
-                self.floats[y] = self.float_of(x)
-        elif known and name == "max_pool":
+        if name == FAKED:
+            return self.faked(op)
+        if known and name == "max_pool":
             self.ints[y] = apply("max_pool_int8", self.ints[x][0], **op.attrs), self.ints[x][1]
         elif known and len(op.inputs) == 1 and {*op.spec.types.values()} == {CELLS}:  # moved as it is
-            self.ints[y] = applied(op.spec, self.ints[x][0], **op.attrs), self.ints[x][1]
+            self.ints[y] = applied(op.spec, self.ints[x][0], **as_seen(op)), self.ints[x][1]
         else:
             return self.kept(op)
         return set()
@@ -193,7 +199,7 @@ class _Quantizer:
     def kept(self, op: Operation) -> set[str]:
         """Write an operator as it is, in floats."""
         inputs = [self.float_of(op.inputs[slot]) if slot in op.inputs else None for slot in op.spec.inputs]
-        made = applied(op.spec, *inputs, out=next(iter(op.outputs.values())).name, **op.attrs).producer
+        made = applied(op.spec, *inputs, out=next(iter(op.outputs.values())).name, **as_seen(op)).producer
         assert made is not None
         self.floats |= dict(zip(op.outputs.values(), made.outputs.values()))
         return set()
@@ -224,19 +230,25 @@ class _Quantizer:
             last, folded = norm, {norm.name}
         last, lo, more = self.rectified(last)
         attrs = {} if linear else {k: op.attrs[k] for k in ("stride", "padding", "dilation", "groups")}
-        self.written(op, f"{op.spec.name}_int8", weights, bias, last, lo, attrs)
-        return folded | more
+        return self.written(op, f"{op.spec.name}_int8", weights, bias, last, lo, attrs, folded | more)
 
     def written(
-        self, op: Operation, row: str, weights: np.ndarray, bias: np.ndarray, last: Operation, lo: int, attrs: Any
-    ) -> None:
-        """Write a product with float weights (F, ..., C); its result is that of the operator ``last``."""
-        x, of_x = self.int_of(op.inputs["x"])
+        self, op: Operation, row: str, weights: Any, bias: Any, last: Operation, lo: int, attrs: Any, folded: set[str]
+    ) -> set[str]:
+        """Write a product with float weights (F, ..., C), and all up to the operator ``last`` with it; the names of what is folded.
+
+        `packed` takes quotients below 1/4.  If the result's scale would be much too coarse for that, the operator is kept.
+        """
+        v = op.inputs["x"]
+        of_x = self.ints[v][1] if v in self.ints else self.scale_of(v)
         y = next(iter(last.outputs.values()))
         most = np.abs(weights).reshape(len(weights), -1).max(axis=1, initial=0.0)
         most[most == 0] = most[most > 0].min(initial=np.inf if most.any() else 1.0)
         of_w = np.maximum(most / MOST, np.abs(bias) / (of_x * BIAS))
-        of_y = max(self.scale_of(y), 4.0001 * of_x * float(of_w.max()))  # `packed` takes quotients below 1/4
+        of_y = max(self.scale_of(y), 4.0001 * of_x * float(of_w.max()))
+        if of_y > COARSE * self.scale_of(y):
+            return self.kept(op)
+        x, _ = self.int_of(v)
         units = of_w.reshape(-1, *[1] * (weights.ndim - 1))
         numbers = {
             "weight": (np.rint(weights / units), "int8"),
@@ -245,6 +257,7 @@ class _Quantizer:
         }
         held = [self.graph.constant(f"{y.name}.{k}", np.asarray(v), t) for k, (v, t) in numbers.items()]
         self.ints[y] = apply(row, x, *held, lo=lo, out=f"{y.name}.int8", **attrs), of_y
+        return folded
 
     def normalization(self, op: Operation) -> tuple[np.ndarray, np.ndarray]:
         """A batch norm as a factor and an offset of each channel."""
@@ -257,8 +270,7 @@ class _Quantizer:
         factor, offset = self.normalization(op)
         last, lo, folded = self.rectified(op)
         weights = factor.reshape(-1, *[1] * (len(op.inputs["x"].shape) - 1))
-        self.written(op, "conv_int8", weights, offset, last, lo, {"groups": len(factor)})
-        return folded
+        return self.written(op, "conv_int8", weights, offset, last, lo, {"groups": len(factor)}, folded)
 
     def mean(self, op: Operation) -> set[str]:
         """The mean of windows, as a convolution of each channel with equal weights."""
@@ -269,7 +281,19 @@ class _Quantizer:
         else:
             window, attrs = sizes, {}
         weights = np.full((channels, *window, 1), 1 / math.prod(window))
-        self.written(op, "conv_int8", weights, np.zeros(channels), op, LEAST, {**attrs, "groups": channels})
+        attrs["groups"] = channels
+        return self.written(op, "conv_int8", weights, np.zeros(channels), op, LEAST, attrs, set())
+
+    def faked(self, op: Operation) -> set[str]:
+        """A `fake_quantize`: nothing, if what it reads has its scale; else the change of the scale."""
+        x, y, scale = op.inputs["x"], op.outputs["y"], float(op.attrs["scale"])
+        a, of_a = self.ints.get(x, (x, scale))
+        if of_a > scale * 2**10:
+            return self.kept(op)
+        if of_a != scale:
+            self.ints[y] = self.added(a, of_a, a, 0.0, scale, LEAST, y)
+        else:
+            self.ints[y] = self.ints[x] if x in self.ints else self.rounded(x, scale, y)
         return set()
 
     def sum(self, op: Operation) -> set[str]:
@@ -279,10 +303,24 @@ class _Quantizer:
         last, lo, folded = self.rectified(op) if op.spec.name == "add" else (op, 0, set())
         y = next(iter(last.outputs.values()))
         of_y = max(self.scale_of(y), max(of_a, of_b) / 2**10)
+        self.ints[y] = self.added(a, of_a, b, of_b, of_y, lo, y)
+        return folded
+
+    def added(
+        self, a: Variable, of_a: float, b: Variable, of_b: float, of_y: float, lo: int, y: Variable
+    ) -> tuple[Variable, float]:
+        """The row of a sum, with its scale."""
         shift = 20 - max(0, math.ceil(math.log2(max(of_a, of_b) / of_y)))
         factors = {f"factor_{k}": round(of / of_y * 2 ** (shift + 1)) for k, of in (("a", of_a), ("b", of_b))}
-        self.ints[y] = apply("add_int8", a, b, shift=shift, lo=lo, out=f"{y.name}.int8", **factors), of_y
-        return folded
+        return apply("add_int8", a, b, shift=shift, lo=lo, out=f"{y.name}.int8", **factors), of_y
+
+
+def as_seen(op: Operation) -> Mapping[str, Any]:
+    """An operator's attributes with axes as users see them, not as they lie."""
+    layout = next(iter(op.outputs.values())).layout
+    if op.spec.relaid is None or not layout:
+        return op.attrs
+    return op.spec.relaid(op.attrs, back(layout, max(v.rank for v in op.inputs.values())))
 
 
 def is_known(op: Operation, *slots: str) -> bool:

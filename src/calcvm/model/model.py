@@ -620,6 +620,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
                 EpochInOrder(self, data, paths, self.learning_batch, check_finite=check_finite),
                 roles.trained,
             )
+        elif not trained_paths(self.loaded):
+            raise CalcError("fit: the model only predicts, no path of it trains")
         elif not trained:
             raise CalcError(
                 f"fit trains path {LEARN!r}, and the graph has several of other names: give the order in which they learn, "
