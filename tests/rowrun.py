@@ -326,7 +326,7 @@ def check_forward(case: Case) -> None:
         close(got, w, 64 * EPS[case.dtype], f"{case.spec.name}.{name}")
 
 
-# functions whose slopes operators have by definition in place of their own
+# Operators whose gradient is, by definition, the slope of another function.
 SLOPES = {"fake_quantize": lambda x, scale: np.clip(x, -128 * scale, 127 * scale)}
 
 

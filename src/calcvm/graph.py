@@ -16,7 +16,7 @@ from calcvm.hints import NAMES, Answering
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
-from calcvm.ops.layouts import LAST, axes, between, laid, seen
+from calcvm.ops.layouts import LAST, axes, back, between, laid, seen
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
 from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
@@ -444,6 +444,14 @@ class Operation:
         """Inputs that have gradients.  A cast of floats to floats passes its result's gradient on."""
         floats = self.spec.casts and not {v.type for v in (*self.inputs.values(), *self.outputs.values())} & {*RANKS}
         return self.spec.inputs if floats else self.spec.differentiable
+
+    @property
+    def attrs_as_seen(self) -> Mapping[str, Any]:
+        """The attributes with axes as users see them, not as values lie."""
+        layout = self.outputs[self.spec.outputs[0]].layout
+        if self.spec.relaid is None or not layout:
+            return self.attrs
+        return self.spec.relaid(self.attrs, back(layout, max(v.rank for v in self.inputs.values())))
 
     @property
     def form(self) -> tuple[Any, ...]:

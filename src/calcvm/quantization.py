@@ -18,7 +18,6 @@ from calcvm.errors import CalcError
 from calcvm.graph import CalcGraph, Operation, Path, TensorDescriptor, Variable, applied, apply
 from calcvm.model import CalcHeap, Model
 from calcvm.model.data import by_name
-from calcvm.ops.layouts import back
 from calcvm.ops.quantized import CATEGORY, LEAST, MOST, SUMMANDS
 from calcvm.ops.types import CELLS, FLOAT
 
@@ -191,7 +190,7 @@ class _Quantizer:
         if known and name == "max_pool":
             self.ints[y] = apply("max_pool_int8", self.ints[x][0], **op.attrs), self.ints[x][1]
         elif known and len(op.inputs) == 1 and {*op.spec.types.values()} == {CELLS}:  # moved as it is
-            self.ints[y] = applied(op.spec, self.ints[x][0], **as_seen(op)), self.ints[x][1]
+            self.ints[y] = applied(op.spec, self.ints[x][0], **op.attrs_as_seen), self.ints[x][1]
         else:
             return self.kept(op)
         return set()
@@ -199,7 +198,7 @@ class _Quantizer:
     def kept(self, op: Operation) -> set[str]:
         """Write an operator as it is, in floats."""
         inputs = [self.float_of(op.inputs[slot]) if slot in op.inputs else None for slot in op.spec.inputs]
-        made = applied(op.spec, *inputs, out=next(iter(op.outputs.values())).name, **as_seen(op)).producer
+        made = applied(op.spec, *inputs, out=next(iter(op.outputs.values())).name, **op.attrs_as_seen).producer
         assert made is not None
         self.floats |= dict(zip(op.outputs.values(), made.outputs.values()))
         return set()
@@ -313,14 +312,6 @@ class _Quantizer:
         shift = 20 - max(0, math.ceil(math.log2(max(of_a, of_b) / of_y)))
         factors = {f"factor_{k}": round(of / of_y * 2 ** (shift + 1)) for k, of in (("a", of_a), ("b", of_b))}
         return apply("add_int8", a, b, shift=shift, lo=lo, out=f"{y.name}.int8", **factors), of_y
-
-
-def as_seen(op: Operation) -> Mapping[str, Any]:
-    """An operator's attributes with axes as users see them, not as they lie."""
-    layout = next(iter(op.outputs.values())).layout
-    if op.spec.relaid is None or not layout:
-        return op.attrs
-    return op.spec.relaid(op.attrs, back(layout, max(v.rank for v in op.inputs.values())))
 
 
 def is_known(op: Operation, *slots: str) -> bool:

@@ -22,10 +22,8 @@ from tests.rowrun import EPS, Case, _row_runs, cases, run_row, same_bits
 TOLERANCES = {"float64": 1e-12, "float32": 256 * EPS["float32"]}
 TEAMS = (2, 3)
 SAMPLE = ("exp", "softmax", "max_pool", "pick", "layer_norm", "transpose")
-ONE_TYPE = {
-    "attention": "float32",
-    "attention_packed": "float64",
-}  # LLVM takes a minute for each example: every second, in one type
+# LLVM takes a minute for each example of these: every second one is taken, in one type
+ONE_TYPE = {"attention": "float32", "attention_packed": "float64"}
 NOT_PLAIN = {  # rows of which no plain kernel can be made, by why
     "its whole operands are of several extents": 40,
     "it updates an operand": 17,

@@ -32,7 +32,7 @@ from calcvm.graph_text.words import (
 )
 from calcvm.ops import OPS
 from calcvm.ops.gradient import GRADIENT as GRADIENT_SPEC
-from calcvm.ops.layouts import axes, back
+from calcvm.ops.layouts import axes
 from calcvm.ops.spec import EQUATION, RECURRENT, OpSpec
 from calcvm.ops.types import FLOAT
 from calcvm.optim import Optimizer
@@ -207,10 +207,9 @@ class _Writer:
             raise CalcError(
                 f"{what} has no text: {spec.name!r} is {why}: declare it (by another name), and build the graph again"
             )
-        attrs, layout = op.attrs, op.outputs[spec.outputs[0]].layout
+        attrs, layout = op.attrs_as_seen, op.outputs[spec.outputs[0]].layout
         if spec.relaid and layout:
             rank = max(v.rank for v in op.inputs.values())
-            attrs = spec.relaid(op.attrs, back(layout, rank))
             if spec.relaid(attrs, axes(layout, rank)) != op.attrs:
                 raise CalcError(f"{what} has no text: its `relaid` does not determine the attributes of {spec.name!r}")
         said = ((a, _as(a.default, attrs[a.name])) for a in spec.attrs)

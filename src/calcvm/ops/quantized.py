@@ -57,8 +57,8 @@ AT_LEAST = Attr(name="lo", default=LEAST, check=_whole(LEAST, MOST), doc="the le
 CATEGORY = "quantized"
 
 
-def _rescaled(total: str, factor: str, shift: str) -> str:
-    return f"max(lo, min({MOST}, floor((floor({total}*{factor}/2^({shift})) + 1)/2)))"
+def _rounded(total: str, shift: str) -> str:
+    return f"max(lo, min({MOST}, floor((floor({total}/2^{shift}) + 1)/2)))"
 
 
 # ---------------------------------------------------------------- products
@@ -70,7 +70,7 @@ CONV_ROW = RowSpec(
     synopsis=lambda: each(
         "dhw",
         "total[n<N,{od<OD},g<G,f<F] = sum[{td<kd},c<C] x[n, {od*sd + td*dd - pd}, g, c]*wt[g,f,{td},c] + b[g,f]; "
-        "y[n,{od},g,f] = " + _rescaled("total[n,{od},g,f]", "(scale[g,f]%32768)", "16 + scale[g,f]//32768%32"),
+        "y[n,{od},g,f] = " + _rounded("total[n,{od},g,f]*(scale[g,f]%32768)", "(16 + scale[g,f]//32768%32)"),
     ),
     declares=lambda: each("dhw", "x[n,{d<D},g,c]"),
     words=(*SIZES, *WINDOW, *GROUPS, LO),
@@ -235,7 +235,7 @@ operator(
     fwd=(
         RowSpec(
             name="add_int8_fwd",
-            synopsis="y[r<rows,c<cols] = " + f"max(lo, min({MOST}, floor((floor((a[r,c]*factor_a + b[r,c]*factor_b)/2^shift) + 1)/2)))",
+            synopsis="y[r<rows,c<cols] = " + _rounded("(a[r,c]*factor_a + b[r,c]*factor_b)", "shift"),
             words=(*ROWS_COLS, *FACTORS, Word(name="shift", kind="int", lo=0, hi=30), LO),
             operands=(R("a", SIZE, "rows", type="int8"), R("b", SIZE, "rows", type="int8"), W("y", SIZE, "rows", type="int8")),
             flops=f"5*{SIZE}",
