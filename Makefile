@@ -24,7 +24,7 @@ LONGEST := whole-others $(FOLDERS) $(FILES) whole-graphs whole-levels whole-race
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(FILES) $(KINDS) test-peers ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(FILES) $(KINDS) test-peers test-arm ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -38,7 +38,7 @@ test: prebuild $(VENV)/.torch ## run every test, of long suites a sample (with P
 
 # every CPU kernel goes into the cache, where the tests' processes find it
 prebuild: $(VENV)/.dev
-	$(BIN)/python -m tests.prebuild
+	$(BIN)/calcvm warm
 
 # what each has printed comes at its end
 test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes about three hours on 2 cores
@@ -62,6 +62,10 @@ $(KINDS): whole-%: $(VENV)/.torch
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	$(ALONE) $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+
+test-arm: $(VENV)/.dev ## run tests on 64-bit Arm, and compare bits of x86 processors, in an emulator (Debian: qemu-user-static)
+	$(BIN)/python -m tests.emulated x86
+	$(BIN)/python -m tests.emulated arm $(PYTEST_ARGS)
 
 ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute capability; needs no GPU
 	$(BIN)/python -m pytest --whole tests/cuda/test_ptx.py $(PYTEST_ARGS)
@@ -99,9 +103,10 @@ docs: $(VENV)/.dev ## write docs/operators.md from the operator table, docs/room
 site: $(VENV)/.docs ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-dist: $(VENV)/.dist ## build what is published into dist/, and check it as the package index does
+dist: $(VENV)/.dist $(VENV)/.dev ## build what is published into dist/, with wheels that bring compiled code, and check it as the package index does
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python tools/wheels.py dist/*.whl
 	$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
@@ -146,7 +151,7 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dist: | $(BIN)/python
-	$(PIP) build twine
+	$(PIP) build twine wheel
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev

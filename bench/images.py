@@ -39,7 +39,8 @@ CASES: list[tuple[str, str, tuple[int, int], list[int], dict[str, int]]] = [
     ("P7", "unet", (3, 256), [2], {}),
     ("P7", "vgg16", (3, 224), [2], {}),
 ]
-QUICK_CASES = [("P6", "lenet", (1, 16), [4], {"width": 4}), ("P7", "resnet18", (3, 32), [2], {"width": 4})]
+# (with 4 channels, channels last, oneDNN's products hang where there is no AVX-512)
+QUICK_CASES = [("P6", "lenet", (1, 16), [4], {"width": 4}), ("P7", "resnet18", (3, 32), [2], {"width": 8})]
 NAMES = {
     "ours": "calcvm",
     "torch": "torch eager",

@@ -9,16 +9,16 @@ that this machine has not is no success: it is said, and the exit status is that
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
-LEVELS = {  # what a processor must have for it beside those before it
-    "x86-64-v2": ("sse4_2", "ssse3", "popcnt"),
-    "x86-64-v3": ("avx2", "fma", "bmi2"),
-    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-}
+import llvmlite.binding as llvm
+
+from calcvm.kernels_cpu import _target
+
+LEVELS = _target.LEVELS["x86_64"]
+
 FILES = [  # whose tests compare numbers that kernels compute
     *(f"test_{name}.py" for name in (
         "autodiff", "buffers", "epilogues", "equations", "extremes", "formulas", "gemm", "gradients", "images", "lenet", "losses",
@@ -31,18 +31,14 @@ FILES = [  # whose tests compare numbers that kernels compute
 
 def missing(level: str) -> list[str]:
     """What this machine has not of a level."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ["x86-64"]
-    info = Path("/proc/cpuinfo").read_text()
-    flags = {*next(line for line in info.splitlines() if line.startswith("flags")).split()}
-    wanted = [*LEVELS]
-    return [f for name in wanted[: wanted.index(level) + 1] for f in LEVELS[name] if f not in flags]
+    wanted, features = [*LEVELS], llvm.get_host_cpu_features()
+    return [f for name in wanted[: wanted.index(level) + 1] for f in LEVELS[name] if not features.get(f)]
 
 
 def run(level: str, options: list[str]) -> int:
     """Compile all kernels for a level, and run the files: pytest's exit status."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
-    compiled = subprocess.run([sys.executable, "-m", "tests.prebuild"], env=environment)
+    environment = {**os.environ, "CALCVM_CPU": level}
+    compiled = subprocess.run([sys.executable, "-m", "calcvm", "warm"], env=environment)
     files = [str(Path(__file__).parent / name) for name in FILES]
     command = [sys.executable, "-m", "pytest", "-q", *files, *options]
     return compiled.returncode or subprocess.run(command, env=environment).returncode
@@ -50,7 +46,7 @@ def run(level: str, options: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    levels, options = arguments[:at] or [*LEVELS], arguments[at + 1 :]
+    levels, options = arguments[:at] or [*LEVELS][1:], arguments[at + 1 :]
     said = {}
     for level in levels:
         lacks = missing(level)

@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_and_status_1() -> None:
 def test_module_is_the_command() -> None:
     result = subprocess.run([sys.executable, "-m", "calcvm", "--help"], capture_output=True, text=True)
     assert result.returncode == 0
-    for command in ("demo", "plan", "train", "evaluate", "predict", "dis", "info"):
+    for command in ("demo", "plan", "train", "evaluate", "predict", "dis", "warm", "info"):
         assert command in result.stdout
     for command in ([], ["train"], ["predict"]):
         assert "bool" not in process(*command, "--help").stdout.lower()

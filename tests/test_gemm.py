@@ -189,7 +189,7 @@ def test_narrower_vectors(cpu, dtype, tmp_path, whole):
     if "amd64" not in os.uname().machine.replace("x86_64", "amd64"):
         pytest.skip("an x86 test")
     here = Path(__file__)
-    env = dict(os.environ, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES="", CALCVM_CACHE_DIR=str(tmp_path))
+    env = dict(os.environ, CALCVM_CPU=cpu, CALCVM_CACHE_DIR=str(tmp_path))
     env["PYTHONPATH"] = os.pathsep.join([str(here.parents[1] / "src"), env.get("PYTHONPATH", "")])
     other = "" if whole else f" and not {next(d for d in DTYPES if d != dtype)}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not narrower{other}", str(here)]

@@ -213,6 +213,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy"},
     ),
+    "warm": ({"errors", "kernels_cpu", "ops"} | VM, set()),
     "quantization": ({"errors", "checks", "functions", "graph", "ops", "compiler", "model"}, {"numpy"}),
     "ensemble": ({"errors", "checks", "hints", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
@@ -225,7 +226,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"", "errors", "commands", "report"}, {"typer", "rich"}),
     "report": ({"", "errors", "kernels_cpu", "system", "vm.run"}, set()),
     "commands": (
-        {"", "errors", "files", "data", "model", "nn", "report", "vm.program", "vm.run"},
+        {"", "errors", "files", "data", "kernels_cpu", "model", "nn", "report", "vm.program", "vm.run", "warm"},
         {"numpy", "typer", "matplotlib"},
     ),
     "__main__": ({"cli"}, set()),

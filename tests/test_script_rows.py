@@ -20,7 +20,7 @@ from calcvm.script.row import WRITERS, Row, Seen, lines_of
 from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, run_row, words_of
 
 GLOBALS = {**vars(helpers)}
-exec("import math\nN_SLOTS = 20\n" + "".join(f"{name} = {k}\n" for name, k in vars(__import__("calcvm.formulas.steps", fromlist=["x"])).items() if name in SLOTS), GLOBALS)  # fmt: skip
+exec("import math\nfrom calcvm.formulas.steps import SINE\nN_SLOTS = 20\n" + "".join(f"{name} = {k}\n" for name, k in vars(__import__("calcvm.formulas.steps", fromlist=["x"])).items() if name in SLOTS), GLOBALS)  # fmt: skip
 for _name in (*STEPS, *UPDATES):
     exec(source_of(_name), GLOBALS)
 

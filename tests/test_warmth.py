@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import calcvm as cv
+from calcvm.kernels_cpu._target import host
 from calcvm.ops.statement import Statement
 from calcvm.planner.costs import cache_model
 from calcvm.planner.costs.cache_model import Touched, of_rows, touched, warm
 from calcvm.vm.run import costs
 from calcvm.vm.run.costs import Costs, cache_bytes
-from calcvm.vm.run.entry import FLUSHES
 from tests.test_costs import HOW, empty, graph  # noqa: F401 (a fixture)
 
 KIB = 1 << 10
@@ -104,7 +104,7 @@ def test_a_row_takes_its_parts_by_what_is_missing(monkeypatch: pytest.MonkeyPatc
     assert kept.found(row, {**all_warm, x: 0.0}, {}) == 13
 
 
-@pytest.mark.skipif(not FLUSHES, reason="caches cannot be emptied of a line here")
+@pytest.mark.skipif(not host().x86, reason="caches cannot be emptied of a line here")
 def test_a_row_whose_operands_are_cold_takes_longer() -> None:
     plan = cv.plan(graph(64), **{**HOW, "batch_size": 64})
     row = next(st for st in plan.statements if st.spec.name == "batch_norm_fwd")

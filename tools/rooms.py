@@ -174,8 +174,8 @@ def layered(graph: Mapping[tuple[str, ...], set[tuple[str, ...]]]) -> list[list[
     for sweep in range(24):
         for row in layers if sweep % 2 else reversed(layers):
             for node in row:
-                tied = (node.down if sweep % 2 else node.up) or node.down or node.up
-                node.x = sum(other.x for other in tied) / len(tied) if tied else 0.0
+                tied = (node.down if sweep % 2 else node.up) or node.down or node.up or row
+                node.x = sum(other.x for other in tied) / len(tied)
             row.sort(key=lambda node: node.x)
             spread(row)
     return layers

@@ -1,4 +1,4 @@
-"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, export, dis, info (extra ``cli``)."""
+"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, export, dis, warm, info (extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import typer
 import calcvm as cv
 from calcvm import data as datasets
 from calcvm import files, nn, report
+from calcvm import warm as ahead
 from calcvm.errors import CalcError, MissingExtra, ProgramError, telling
+from calcvm.kernels_cpu._native import cache_root
 from calcvm.model.scores import scores_of
 from calcvm.vm.run.feeds import readable
 
@@ -541,6 +543,17 @@ def _program(path: Path) -> cv.Program:
         if "holds a model" not in str(error):
             raise
     return cv.load(path).program
+
+
+@app.command()
+def warm(
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="Files of models or programs: what they need (default: everything).")
+    ] = None,
+) -> None:
+    """Compile ahead into the cache: when an image is built, for a machine without a cache folder, or before a first step counts."""
+    missing = ahead.warm(map(_program, models or ()))
+    print(f"compiled {missing} functions into {cache_root()}, the others were there")
 
 
 @app.command()

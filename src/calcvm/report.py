@@ -10,6 +10,7 @@ from importlib import metadata
 from calcvm import __version__
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu._native import NOWHERE, cache_root
+from calcvm.kernels_cpu._shipped import OBJECTS
 from calcvm.kernels_cpu._target import host
 from calcvm.system import n_cores
 
@@ -19,7 +20,9 @@ def info() -> None:
     print(f"calcvm    {__version__}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
     print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
     processor = host()
-    print(f"processor {processor.cpu}, {n_cores()} cores, vectors of {processor.vectors[0]} bits")
+    print(
+        f"processor {n_cores()} cores; code for {processor.cpu}, with vectors of {processor.vectors[0]} bits, {_shipped()}"
+    )
     if cache_root() == NOWHERE:
         print("cache     nowhere: the user has no home folder; the environment variable CALCVM_CACHE_DIR names one")
     else:
@@ -32,6 +35,11 @@ def info() -> None:
         print(f"extra     {extra:<{width}} {', '.join(f'{p} {_version(p)}'.rstrip() for p in packages)}")
     if not extras:
         print("extra     (not known: calcvm runs without the metadata of an installed package)")
+
+
+def _shipped() -> str:
+    """Whether the installed package brings it."""
+    return "brought by the wheel" if OBJECTS.joinpath(f"{host().cpu}.zip").is_file() else "compiled here"
 
 
 def _extras() -> dict[str, list[str]]:

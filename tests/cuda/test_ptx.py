@@ -16,8 +16,8 @@ from calcvm.kernels_cuda import kernels
 from calcvm.kernels_cuda._routines import symbol_of
 from calcvm.ops.types import FLOAT
 from calcvm.vm.run.cuda import build
+from calcvm.warm import instances
 from tests.cuda.compiling import ASSEMBLER, assemble, functions_in, process, submit
-from tests.prebuild import instances
 
 CAPABILITIES = ((9, 0), (8, 0))
 # Rows of float32 heaps that compute in float64, by design: hyperparameters, totals of long sums, pow.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from calcvm.edge.description import OWN, Array, Description
+from calcvm.edge.self_test import TOLERANCE
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
 
@@ -70,6 +72,37 @@ static inline const void *{name}_load(void *heap, const void *a, const void *b, 
 }}
 """
 
+SELF_TEST = """
+static inline int {name}_apart(const {c_type} *found, const {c_type} *wanted, uint32_t n)
+{{
+    {c_type} largest = 1e-6f, most = 0;
+    for (uint32_t k = 0; k < n; k++) {{
+        {c_type} size = wanted[k] < 0 ? -wanted[k] : wanted[k], apart = found[k] - wanted[k];
+        largest = size > largest ? size : largest;
+        apart = apart < 0 ? -apart : apart;
+        most = apart <= most ? most : apart; /* and if it is NaN */
+    }}
+    return !(most <= {tolerance}f * largest);
+}}
+
+/* 0 if the functions compute here, of data by a formula, what the PC has computed; else the number of the first that does not, from 1
+   on.  The heap is set to the model's start, before and after. */
+static inline int {name}_self_test(void *heap)
+{{
+    int failed = 0;
+    {name}_start(heap);
+{tests}
+    {name}_start(heap);
+    return failed;
+}}
+"""
+TEST = """    {{
+        static const {c_type} {wanted};
+{data}
+        if (!failed && ({name}_{function}(heap) || {apart}))
+            failed = {number};
+    }}"""
+
 
 def c_header(pack: Description) -> str:
     """Sizes, functions, and where arrays lie."""
@@ -105,6 +138,7 @@ def c_header(pack: Description) -> str:
         ),
         "",
         *(_accessor(pack, called, array) for called, array in pack.arrays.items()),
+        *([_self_test(pack)] if pack.self_test else []),
         *([PAGES.format(name=name, upper=upper, mark=pack.program[:8])] if lasting else []),
         "#ifdef __cplusplus",
         "}",
@@ -115,10 +149,43 @@ def c_header(pack: Description) -> str:
     return "\n".join(lines)
 
 
-def _accessor(pack: Description, called: str, array: Array) -> str:
-    c_type, size = C_TYPES[array.dtype], "".join(f"[{n}]" for n in array.shape) or "[1]"
-    function = re.sub(r"\W", "_", called)
+def _called(pack: Description, array: str) -> str:
+    """The function for the place of an array."""
+    function = re.sub(r"\W", "_", array)
     if function in {*OWN, *(f.name for f in pack.functions)}:
         function += "_data"
-    function = f"{pack.name}_{function}"
-    return f"static inline {c_type} *{function}(void *heap) {{ return ({c_type} *)((char *)heap + {array.at}); }} /* {size} */"
+    return f"{pack.name}_{function}"
+
+
+def _accessor(pack: Description, called: str, array: Array) -> str:
+    c_type, size = C_TYPES[array.dtype], "".join(f"[{n}]" for n in array.shape) or "[1]"
+    return f"static inline {c_type} *{_called(pack, called)}(void *heap) {{ return ({c_type} *)((char *)heap + {array.at}); }} /* {size} */"
+
+
+def _self_test(pack: Description) -> str:
+    """The function that compares what the pack computes with what the PC has computed."""
+    tests = []
+    for number, function in enumerate(pack.functions, 1):
+        data: list[str] = []
+        wanted: list[str] = []
+        apart: list[str] = []
+        for name in function.feeds:
+            of, n = pack.arrays[name], math.prod(pack.arrays[name].shape)
+            c_type, floats = C_TYPES[of.dtype], of.dtype.startswith("float")
+            value = f"(k + 1) % {of.classes}" if of.classes else "37u * k % 101"
+            value = f"({c_type})({value})" + " / 101 - 0.5f" * (floats and not of.classes)
+            data.append(
+                f"        for (uint32_t k = 0; k < {n}; k++)\n            {_called(pack, name)}(heap)[k] = {value};"
+            )
+        for name, values in pack.self_test[function.name].items():
+            constant = f"wanted_{len(wanted)}"
+            wanted.append(f"{constant}[] = {{{', '.join(f'{v!r}' for v in values)}}}")
+            apart.append(f"{pack.name}_apart({_called(pack, name)}(heap), {constant}, {len(values)})")
+        if wanted:
+            how = {"name": pack.name, "function": function.name, "number": number, "c_type": _float(pack)}
+            tests.append(TEST.format(wanted=", ".join(wanted), data="\n".join(data), apart=" || ".join(apart), **how))
+    return SELF_TEST.format(name=pack.name, tests="\n".join(tests), tolerance=TOLERANCE, c_type=_float(pack))
+
+
+def _float(pack: Description) -> str:
+    return "double" if any(a.dtype == "float64" for a in pack.arrays.values()) else "float"

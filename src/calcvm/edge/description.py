@@ -10,7 +10,8 @@ from calcvm.edge.targets import Processor
 from calcvm.frozen import frozen
 from calcvm.ops.types import BYTES
 
-OWN = ("start", "save", "load", "state", "checksum", "number", "number_at", "is_whole")  # functions of every pack
+# functions of every pack
+OWN = ("start", "save", "load", "state", "checksum", "number", "number_at", "is_whole", "self_test", "apart")
 
 
 @frozen
@@ -29,11 +30,12 @@ class Function:
 
 @frozen
 class Array:
-    """An array in the heap, ``at`` bytes from its start."""
+    """An array in the heap, ``at`` bytes from its start.  classes : its numbers are integers below it; 0: any."""
 
     at: int
     shape: tuple[int, ...]
     dtype: str
+    classes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -48,6 +50,7 @@ class Description:
     flash, ram, align : bytes of code and constants; of the heap, and what its address is a multiple of.
     state : where what lasts begins in the heap, and its bytes.  lasting : its values.
     stack : bytes by function.  undefined : functions of the compiler's runtime that it calls.
+    self_test : see `calcvm.edge.self_test`.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Description:
     lasting: Mapping[str, Lasting]
     stack: Mapping[str, int]
     undefined: tuple[str, ...]
+    self_test: Mapping[str, Mapping[str, list[float]]]
 
     def facts(self) -> dict:
         """As it is written beside the code."""
@@ -71,5 +75,6 @@ class Description:
             "align": self.align, "state": list(self.state), "stack": dict(self.stack), "undefined": list(self.undefined),
             "lasting": {name: [of.at, of.bytes, of.narrowed] for name, of in self.lasting.items()},
             "functions": {"start": {"takes": [], "gives": []}, **{f.name: {"takes": list(f.feeds), "gives": list(f.outputs)} for f in self.functions}},
-            "arrays": {name: {"at": a.at, "shape": list(a.shape), "dtype": a.dtype} for name, a in self.arrays.items()},
+            "arrays": {name: {"at": a.at, "shape": list(a.shape), "dtype": a.dtype, "classes": a.classes} for name, a in self.arrays.items()},
+            "self_test": {name: dict(outputs) for name, outputs in self.self_test.items()},
         }  # fmt: skip

@@ -100,7 +100,8 @@ def _package(pack: Description) -> str:
     """The text of the package: `on_board`, with the pack's facts."""
     text, of = _resource("on_board.py"), pack.facts()
     facts = {
-        name: of[name] for name in ("name", "program", "batch_size", "ram", "align", "state", "functions", "arrays")
+        name: of[name]
+        for name in ("name", "program", "batch_size", "ram", "align", "state", "functions", "arrays", "self_test")
     }
     empty = 'PACK = {"arrays": {}}  # the facts of the pack\n'
     assert empty in text

@@ -43,6 +43,18 @@ class Model:
         """Copied and pickled as its state; the copy has its own heap."""
         return _of_state, (self.state,)
 
+    def self_test(self):
+        """Names of the functions that do not compute here what the PC has computed; the model stays as it is."""
+        other, failed = Model(), []
+        for name, outputs in PACK["self_test"].items():
+            of = PACK["functions"][name]
+            found = getattr(other, name)(*[_pattern(PACK["arrays"][x]) for x in of["takes"]])
+            given = dict(zip(of["gives"], found if len(of["gives"]) > 1 else [found]))
+            apart = {y: np.abs(np.ravel(given[y])[: len(wanted)] - wanted).max() for y, wanted in outputs.items()}
+            if any(not apart[y] <= 1e-3 * max(1e-6, *map(abs, wanted)) for y, wanted in outputs.items()):
+                failed.append(name)
+        return failed
+
     @property
     def state(self):
         """What lasts, as bytes: parameters, the optimizer's state, that of a stream.  Set it to go on from there."""
@@ -79,6 +91,17 @@ class Model:
                 f"{path} is no state of this model: it is damaged, or the code of another pack has written it"
             )
         self.state = data[16:]
+
+
+def _pattern(of):
+    """The data of the self-test: element k by a formula."""
+    k, floats = np.arange(int(np.prod(of["shape"]))), of["dtype"].startswith("float")
+    if of["classes"]:
+        values = (k + 1) % of["classes"]
+    else:
+        values = (37 * k % 101).astype(of["dtype"])
+        values = values / values.dtype.type(101) - values.dtype.type(0.5) if floats else values
+    return values.astype(of["dtype"]).reshape(of["shape"])
 
 
 def _of_state(state):

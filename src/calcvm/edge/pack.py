@@ -15,6 +15,7 @@ from calcvm.edge.elf import Elf
 from calcvm.edge.emission import emit
 from calcvm.edge.formats import written
 from calcvm.edge.places import Places, places_of
+from calcvm.edge.self_test import expected
 from calcvm.edge.state import Lasting, from_device, lasting_of, newest, to_device
 from calcvm.edge.targets import Processor
 from calcvm.edge.web import wasm
@@ -179,11 +180,12 @@ def export(loaded: Loaded, paths: Mapping[str, str], model: BaseModel, folder: A
     start, source = kept.rstrip(b"\0"), name if order.format == "c" else ""
     code = emit(program, batch, entries, processor, order.objective, places, f"{name}_start", start, constants, source)
     stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
+    arrays = {v: _array(loaded, v, batch, places) for f in functions for v in (*f.feeds, *f.outputs)}
     binary = wasm(code.object, processor, [*stack], max(stack.values())) if processor.wasm else code.object
     elf = None if processor.wasm else Elf(binary)
     pack = Description(
         name=name, processor=processor, program=program.hash, batch=batch, functions=tuple(functions),
-        arrays={v: _array(loaded, v, batch, places) for f in functions for v in (*f.feeds, *f.outputs)},
+        arrays=arrays, self_test=expected(model, dict(zip(paths.values(), functions)), arrays),
         flash=elf.flash if elf else len(binary), ram=places.ram, align=Machine(program.itemsize, device=loaded.device.name).line,
         state=(places.of(places.state[0])[0], size), lasting=lasting, stack=stack,
         undefined=tuple(f for f in elf.undefined if f not in HELPERS) if elf else (),
@@ -234,7 +236,8 @@ def _function(loaded: Loaded, what: str, path: str) -> Function:
 
 def _array(loaded: Loaded, name: str, batch: int, places: Places) -> Array:
     symbol = loaded.symbol(name)
-    return Array(places.of(symbol.start)[0], tuple(loaded.shape(name, batch)), symbol.dtype)
+    classes = loaded.variables[name]["classes"] or 0
+    return Array(places.of(symbol.start)[0], tuple(loaded.shape(name, batch)), symbol.dtype, classes)
 
 
 def _outputs(loaded: Loaded, path: str) -> list[str]:

@@ -7,6 +7,7 @@ import json
 from calcvm.edge.description import Description
 from calcvm.edge.linker import linked
 from calcvm.edge.on_board import TRAPPED
+from calcvm.edge.self_test import TOLERANCE
 from calcvm.edge.targets import Processor
 
 STACK = 16 << 10  # bytes more than the analysis says, for what the linker adds
@@ -18,6 +19,8 @@ MODULE = """// {name}: a model made by calcvm of program {program:.12}.  It need
 // model.state has what lasts, as bytes; set it to go on from there.
 const PACK = {facts};
 const VIEWS = {{float32: Float32Array, float64: Float64Array, int32: Int32Array, uint8: Uint8Array, int8: Int8Array, bool: Uint8Array}};
+
+const pattern = (k, {{classes, dtype}}) => classes ? (k + 1) % classes : 37 * k % 101 / (dtype.startsWith("float") ? 101 : 1) - 0.5 * dtype.startsWith("float");
 
 export class Model {{
   constructor(exports) {{
@@ -48,6 +51,20 @@ export class Model {{
       }};
     }}
     this.start();
+  }}
+
+  // Names of the functions that do not compute here what the PC has computed; the model is at its start, before and after.
+  selfTest() {{
+    this.start();
+    const failed = Object.entries(PACK.self_test).filter(([name, outputs]) => {{
+      this[name](...PACK.functions[name].takes.map(x => this.arrays[x].map((_, k) => pattern(k, PACK.arrays[x]))));
+      return Object.entries(outputs).some(([y, wanted]) => {{
+        const largest = Math.max(...wanted.map(Math.abs), 1e-6);
+        return !wanted.every((value, k) => Math.abs(this.arrays[y][k] - value) <= {tolerance} * largest);
+      }});
+    }});
+    this.start();
+    return failed.map(([name]) => name);
   }}
 
   get state() {{
@@ -86,5 +103,8 @@ def javascript(pack: Description) -> str:
         program=pack.program,
         trapped=TRAPPED.format("${name}", "${trap & 255}", "${trap >> 8}"),
         usage=usage,
-        facts=json.dumps({k: v for k, v in pack.facts().items() if k in ("ram", "state", "functions", "arrays")}),
+        tolerance=TOLERANCE,
+        facts=json.dumps(
+            {k: v for k, v in pack.facts().items() if k in ("ram", "state", "functions", "arrays", "self_test")}
+        ),
     )

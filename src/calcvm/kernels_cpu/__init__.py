@@ -115,11 +115,11 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     """
     names = [*names]
     own, places = own_kernels(names), [_native.modules_of(family, device) for family in FAMILIES]
-    found: dict[str, bytes] = {}
+    found: dict[str, _native.ObjectCode] = {}
     for name in names:
         symbol = own[name].symbol(dtype, device) if name in own else _native.symbol_of(name, dtype, device)
         found |= _native.objects(symbol, _build, *places, target=target, kept=name not in own)
-    return found
+    return {symbol: made.code for symbol, made in found.items()}
 
 
 def own_kernels(names: Iterable[str]) -> dict[str, Any]:

@@ -2,21 +2,24 @@
 
 This module does not import Numba: a process that links cached code needs its target for the cache key.
 
-The key has all fields of the target, not a level such as x86-64-v3: the name also selects LLVM's tuning, and only equal targets
-promise equal code.
+Code is compiled for the highest level that a processor has (`LEVELS`), not for the processor: so all machines of a level have the
+same code, and the same bits, and a wheel can bring it (`calcvm.kernels_cpu._shipped`).  ``CALCVM_CPU`` names another one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import takewhile
 from typing import Any
 
 import llvmlite.binding as llvm
 
+from calcvm.errors import CalcError
 from calcvm.system import n_cores  # noqa: F401  (its former place)
 from calcvm.without_signals import without_signals
 
@@ -25,6 +28,20 @@ PROBE = """define void @f(ptr %p) {
     %y = fadd <16 x float> %x, %x
     store <16 x float> %y, ptr %p, align 4
     ret void }"""
+
+
+# what LLVM calls the levels of processors, by the first part of a triple, and what a processor must have beside the level before
+LEVELS = {
+    "x86_64": {
+        "x86-64": (),
+        "x86-64-v2": ("cx16", "popcnt", "sahf", "sse4.2", "ssse3"),
+        "x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
+        "x86-64-v4": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
+    },
+    "aarch64": {"generic": ()},
+}
+# LLVM's tuning for this level has loops of half the vectors
+WHOLE_VECTORS = {"x86-64-v4": "-prefer-256-bit"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,11 @@ class Target:
         return (256, 16) if "ymm" in text else (128, 16)
 
     @property
+    def x86(self) -> bool:
+        """Whether it is an x86 of 64 bits."""
+        return self.triple.startswith("x86_64")
+
+    @property
     def elf(self) -> bool:
         """Whether its object files are 64-bit ELF, which `_native` can inspect."""
         return "linux" in self.triple and "64" in self.triple.partition("-")[0]
@@ -91,7 +113,7 @@ class Target:
     @property
     def streams(self) -> bool:
         """Whether whole vectors can be stored past the caches."""
-        return self.triple.startswith("x86_64") and self.masks
+        return self.x86 and self.masks
 
     @property
     def free_masks(self) -> bool:
@@ -110,16 +132,38 @@ def _know(triple: str) -> None:
         llvm.initialize_all_asmprinters()
 
 
+NATIVE = "native"  # of CALCVM_CPU: the processor itself, with LLVM's tuning for it
+
+
 def host() -> Target:
-    """The machine that this process runs on; ``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` override it."""
-    return _host(os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES"))
+    """What this process runs: the code of its processor's highest level, or of what ``CALCVM_CPU`` names: a lower one, or "native"."""
+    return _host(os.environ.get("CALCVM_CPU") or None)
 
 
 @cache
-def _host(cpu: str | None, features: str | None) -> Target:
-    if features is None:
-        features = "" if cpu else without_signals(lambda: llvm.get_host_cpu_features().flatten())
-    return Target(llvm.get_process_triple(), cpu or without_signals(llvm.get_host_cpu_name), features, jit=True)
+def _host(named: str | None) -> Target:
+    triple, found = without_signals(lambda: (llvm.get_process_triple(), llvm.get_host_cpu_features()))
+    arch = triple.partition("-")[0] if sys.platform == "linux" else ""
+    here = levels(arch, found)
+    if named not in (None, NATIVE, *here):
+        known = "which this processor lacks" if named in LEVELS.get(arch, ()) else "which is unknown"
+        raise CalcError(
+            f"CALCVM_CPU names {named!r}, {known}: take one of {', '.join([*here, NATIVE])}, or leave it unset"
+        )
+    if here and named != NATIVE:
+        return of_level(arch, named or here[-1])
+    return Target(triple, without_signals(llvm.get_host_cpu_name), found.flatten(), jit=True)
+
+
+def levels(arch: str, features: Mapping[str, bool]) -> list[str]:
+    """The levels that a processor with these features has, in rising order."""
+    known = LEVELS.get(arch, {})
+    return [*takewhile(lambda name: all(features.get(f) for f in known[name]), known)]
+
+
+def of_level(arch: str, level: str) -> Target:
+    """The target of a level: the same on all systems, which name themselves by several triples."""
+    return Target(f"{arch}-unknown-linux-gnu", level, WHOLE_VECTORS.get(level, ""), jit=True)
 
 
 # ---------------------------------------------------------------- while compiling

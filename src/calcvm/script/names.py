@@ -15,7 +15,7 @@ HELPERS: dict[str, Any] = {
     name: value for name, value in vars(helpers).items() if getattr(value, "__module__", "") == helpers.__name__
 }
 OWN = {
-    "B", "BATCH", "GOLDEN", "N_SLOTS", "Path", "argparse", "evaluate", "feed", "heap", "main", "math", "n", "np", "of_batch",
+    "B", "BATCH", "GOLDEN", "N_SLOTS", "Path", "SINE", "argparse", "evaluate", "feed", "heap", "main", "math", "n", "np", "of_batch",
     "parts", "predict", "samples_of", "start", "step", "sums", "total_loss", "view",
 }  # fmt: skip
 BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # unused ones

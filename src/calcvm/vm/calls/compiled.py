@@ -13,12 +13,13 @@ from numba.extending import intrinsic
 
 from calcvm.vm.run import job as J
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
-from calcvm.vm.run.entry import OWN, TUPLE_ITEMS, TUPLE_SIZE
+from calcvm.vm.run.entry import OWN, TUPLE_SIZE
 from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch, sum_of
 
 # Offsets in Python's objects, in bytes.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.HasFastMethods` and `methods.BoundStep`; 0: empty
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
+BASIC_SIZE = 32  # of a type
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # arguments of a fallback call: more are a caller's error in any case
 STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, STREAM_NAME, BOUND_NAME = range(
@@ -91,6 +92,12 @@ def call_run_team(tc, control, job, n_workers):
 
 
 # ---------------------------------------------------------------- arguments
+@helper
+def items_of(one):
+    """Address of a tuple's items, which begin at the size of its type: another one from Python 3.14 on."""
+    return one + i64_at(i64_at(one + TYPE)[0] + BASIC_SIZE)[0]
+
+
 @helper
 def mine(owner):
     """Whether the lock with this owner field is free, or belongs to this thread."""
@@ -454,7 +461,7 @@ def apart(sheet, mw, given, n, objects):
             if i64_at(one + TYPE)[0] != i64_at(sheet)[J.TUPLE_TYPE] or i64_at(one + TUPLE_SIZE)[0] != wanted:
                 return 0
             for i in range(wanted):
-                arrays[found + i] = i64_at(one + TUPLE_ITEMS)[i]
+                arrays[found + i] = i64_at(items_of(one))[i]
         else:
             arrays[found] = one
         found += wanted
@@ -479,7 +486,7 @@ def answered(self, which, given, n, out, into):
         if kind == i64_at(sheet)[J.DICT_TYPE]:
             given = by_name(sheet, mw, one, objects)
         elif which == J.PREDICT and kind == i64_at(sheet)[J.TUPLE_TYPE] and i64_at(one + TUPLE_SIZE)[0] == n:
-            given = one + TUPLE_ITEMS
+            given = items_of(one)
         else:
             given = np.int64(0)
     elif mw[J.N_INPUTS] != 0:
@@ -593,7 +600,7 @@ def stepped(self, given, n, into):
         return TRAPPED
     collect(at, method, 0, batch, objects)
     for i in range(mw[J.N_ANSWERS] if into != 0 else 0):
-        i64_at(into + TUPLE_ITEMS)[i] = answers[i]
+        i64_at(items_of(into))[i] = answers[i]
     return into if into != 0 else answers[0]
 
 
@@ -656,7 +663,7 @@ def method(self, args, n, names, name):
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
-        model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
+        model, args = i64_at(self + MODEL_SLOT)[0], items_of(arguments)
         given = i64_at(args)
         n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it got arguments
     which, out = J.STEP, np.int64(0)
@@ -678,7 +685,7 @@ def method(self, args, n, names, name):
         if name == PREDICT_NAME:
             written, which = _predict_text(), J.PREDICT
             if names != 0 and i64_at(names + TUPLE_SIZE)[0] == 1 and words_of(model) != 0:
-                if i64_at(names + TUPLE_ITEMS)[0] == i64_at(i64_at(words_of(model))[J.SHEET])[J.OUT_NAME]:
+                if i64_at(items_of(names))[0] == i64_at(i64_at(words_of(model))[J.SHEET])[J.OUT_NAME]:
                     out = given[n]
         elif name == EVALUATE_NAME:
             written, which = _evaluate_text(), J.EVALUATE

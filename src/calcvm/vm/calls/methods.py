@@ -478,10 +478,11 @@ def _slots_are_known() -> bool:
     of_native = (ctypes.c_int64 * 3).from_address(id(native))
     of_bound = (ctypes.c_int64 * 4).from_address(id(bound))
     items = tuple.__basicsize__ // 8
+    of_type = (ctypes.c_int64 * 5).from_address(id(tuple))
     of_tuple = (ctypes.c_int64 * (items + 2)).from_address(id(marks))
     return (
         of_native[2] == id(marks[0]) and [*of_bound[2:]] == [id(marks), id(marks[0])]
-        and of_tuple[2] == 2 and [*of_tuple[items:]] == [*map(id, marks)]
+        and of_type[4] == tuple.__basicsize__ and of_tuple[2] == 2 and [*of_tuple[items:]] == [*map(id, marks)]
     )  # fmt: skip
 
 

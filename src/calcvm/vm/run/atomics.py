@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.vm.run.entry import ANSWERS, ARGUMENTS, FLUSHES, symbol
+from calcvm.kernels_cpu._target import current
+from calcvm.vm.run.entry import ANSWERS, ARGUMENTS, symbol
 
 I64 = ir.IntType(64)
 _ELEMENTS = {
@@ -113,7 +112,7 @@ def flush_line(tc, address):
     """Write the cache line at an address back to memory, and remove it from all caches."""
 
     def codegen(ctx, b, sig, args):
-        if FLUSHES:
+        if current().x86:
             pointer = ir.IntType(8).as_pointer()
             ft = ir.FunctionType(ir.VoidType(), [pointer])
             code = cgutils.get_or_insert_function(b.module, ft, "llvm.x86.sse2.clflush")
@@ -123,17 +122,14 @@ def flush_line(tc, address):
     return types.void(types.int64), codegen
 
 
-_PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
-
-
 @intrinsic
 def pause(tc):
     """Hint to the processor that this is a spin loop."""
 
     def codegen(ctx, b, sig, args):
-        if _PAUSE:
+        if current().x86:
             ft = ir.FunctionType(ir.VoidType(), [])
-            b.call(cgutils.get_or_insert_function(b.module, ft, _PAUSE), [])
+            b.call(cgutils.get_or_insert_function(b.module, ft, "llvm.x86.sse2.pause"), [])
         return ctx.get_dummy_value()
 
     return types.void(), codegen

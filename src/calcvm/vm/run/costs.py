@@ -52,7 +52,7 @@ from calcvm.vm.program.assemble import numbers
 from calcvm.vm.program.encoding import ALIGN_BYTES, FLAG_PHASES, ITEMSIZE, RESERVED, aligned, encode_row, form_of
 from calcvm.vm.run import job as J
 from calcvm.vm.run.device import Cpu, Table, device_of
-from calcvm.vm.run.entry import FLUSHES, entry
+from calcvm.vm.run.entry import entry
 
 MAGIC = b"calcvm costs 1\n"
 FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken ENOUGH seconds
@@ -97,7 +97,7 @@ class Costs:
         self._spent = {"warm": 0.0, "cold": 0.0}  # time of the runs, in seconds
         self._clock = time.thread_time if workers == 1 and device == "cpu" else time.perf_counter
         self._others = np.zeros(0, np.uint8)
-        self.cache_bytes = cache_bytes(workers) if FLUSHES else 0
+        self.cache_bytes = cache_bytes(workers) if host().x86 else 0  # elsewhere `flush` does nothing
         self._given = measure is not None
         self._heap = np.zeros(0, np.uint8)
 

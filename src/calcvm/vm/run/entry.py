@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -23,7 +22,7 @@ METHODS = {  # in `calcvm.vm.calls.entries`, by their names in Python
 }  # fmt: skip
 STREAMS = {"__call__": "stream"}  # the same of `calcvm.model.stream.Stream`
 OWN = "_calcvm_"  # prefix of the fallbacks of compiled methods: a user's class may define ``_step`` itself
-TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # bytes; items start at 24, or at 32 from Python 3.14 on (a hash)
+TUPLE_SIZE = 16  # where a tuple's length is, in bytes
 ANSWERS = {"method", "methods"}  # entries that return a number: the address of an object, or of code
 NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),
@@ -34,7 +33,6 @@ OF = {
     "method": "vm.calls.compiled",
     "methods": "vm.calls.entries",
 }  # modules of entries; all others are in "vm.run.loop"
-FLUSHES = platform.machine() in ("x86_64", "AMD64")  # elsewhere "flush" does nothing
 ANY = "any"  # the loops are the same for every dtype
 
 

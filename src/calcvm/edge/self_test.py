@@ -1,0 +1,52 @@
+"""The self-test of a pack: a device computes from data of a formula what the PC has computed from them.
+
+So a wrong option of a compiler or linker is found, such as another convention for floats, with which a pack may train wrongly
+without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calcvm.edge.description import Array, Function
+from calcvm.edge.on_board import _pattern
+from calcvm.errors import Trap
+from calcvm.ops.statement import PHASES
+
+if TYPE_CHECKING:
+    from calcvm.vm.memory.base_model import BaseModel
+
+MOST = 16  # elements of an output that are compared
+TOLERANCE = 1e-3  # of the largest of them
+Expected = Mapping[str, Mapping[str, list[float]]]  # by function and output: its first elements
+
+
+def expected(
+    model: BaseModel, functions: Mapping[str, Function], arrays: Mapping[str, Array]
+) -> dict[str, dict[str, list[float]]]:
+    """What a model computes of the data, each path once, in order; nothing if it cannot, or some of it is not finite.
+
+    functions : by path.
+    """
+    host = model.copy(heap=type(model.heap)(model.program.heap_bytes))  # type: ignore[attr-defined]
+    found: dict[str, dict[str, list[float]]] = {}
+    try:
+        for path, function in functions.items():
+            for name in function.feeds:
+                host[name] = _pattern(asdict(arrays[name]))
+            host.run_round(path, PHASES if host.loaded.paths[path]["backward"] else PHASES[:1])
+            outputs = {
+                name: host[name].ravel()[:MOST] for name in function.outputs if arrays[name].dtype == host.program.dtype
+            }
+            if not all(np.isfinite(values).all() for values in outputs.values()):
+                return {}
+            found[function.name] = {name: values.tolist() for name, values in outputs.items()}
+    except Trap:
+        return {}
+    finally:
+        host.close()
+    return found
