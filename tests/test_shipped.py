@@ -211,3 +211,8 @@ def test_what_is_compiled_ahead_serves_where_nothing_can_be_written(tmp_path: Pa
     assert not numba and np.isfinite(losses).all() and sorted(cache.rglob("*")) == before
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.startswith("compiled 0 functions")
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        command, env={**environment, "CALCVM_CACHE_DIR": str(tmp_path / "file")}, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith(f"calcvm: {tmp_path / 'file'}: cannot be written")

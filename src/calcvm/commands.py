@@ -552,8 +552,12 @@ def warm(
     ] = None,
 ) -> None:
     """Compile ahead into the cache: when an image is built, for a machine without a cache folder, or before a first step counts."""
-    missing = ahead.warm(map(_program, models or ()))
-    print(f"compiled {missing} functions into {cache_root()}, the others were there")
+    programs, root = [_program(path) for path in models or ()], cache_root()
+    with telling(str(root), "written"):
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=root):
+            pass
+    print(f"compiled {ahead.warm(programs)} functions into {root}; a wheel, or the cache, has all others")
 
 
 @app.command()
