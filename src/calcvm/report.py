@@ -10,7 +10,7 @@ from importlib import metadata
 from calcvm import __version__
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu._native import NOWHERE, cache_root
-from calcvm.kernels_cpu._shipped import OBJECTS
+from calcvm.kernels_cpu._shipped import archive_of
 from calcvm.kernels_cpu._target import host
 from calcvm.system import n_cores
 
@@ -39,7 +39,7 @@ def info() -> None:
 
 def _shipped() -> str:
     """Whether the installed package brings it."""
-    return "brought by the wheel" if OBJECTS.joinpath(f"{host().cpu}.zip").is_file() else "compiled here"
+    return "brought by the wheel" if archive_of(host().cpu).is_file() else "compiled here"
 
 
 def _extras() -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import math
 import re
 
 from calcvm.edge.description import OWN, Array, Description
-from calcvm.edge.self_test import TOLERANCE
+from calcvm.edge.on_board import TOLERANCE
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
 

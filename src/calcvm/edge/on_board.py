@@ -11,6 +11,7 @@ except ImportError:  # a Python without this ABI
 
 PACK = {"arrays": {}}  # the facts of the pack
 TRAPPED = "{}: data that the model cannot use, such as a label that is no class (trap {}, row {})"
+TOLERANCE = 1e-3  # of the self-test: of the largest element that is compared
 if _code is not None:
     _code.prepare(np.ndarray, *[np.dtype(of["dtype"]) for of in PACK["arrays"].values()])
 
@@ -51,7 +52,7 @@ class Model:
             found = getattr(other, name)(*[_pattern(PACK["arrays"][x]) for x in of["takes"]])
             given = dict(zip(of["gives"], found if len(of["gives"]) > 1 else [found]))
             apart = {y: np.abs(np.ravel(given[y])[: len(wanted)] - wanted).max() for y, wanted in outputs.items()}
-            if any(not apart[y] <= 1e-3 * max(1e-6, *map(abs, wanted)) for y, wanted in outputs.items()):
+            if any(not apart[y] <= TOLERANCE * max(1e-6, *map(abs, wanted)) for y, wanted in outputs.items()):
                 failed.append(name)
         return failed
 

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.base_model import BaseModel
 
 MOST = 16  # elements of an output that are compared
-TOLERANCE = 1e-3  # of the largest of them
-Expected = Mapping[str, Mapping[str, list[float]]]  # by function and output: its first elements
 
 
 def expected(
     model: BaseModel, functions: Mapping[str, Function], arrays: Mapping[str, Array]
 ) -> dict[str, dict[str, list[float]]]:
-    """What a model computes of the data, each path once, in order; nothing if it cannot, or some of it is not finite.
+    """What a model computes of the data, each path once, in order: by function and output its first elements; nothing if it cannot, or some of it is not finite.
 
     functions : by path.
     """

@@ -6,8 +6,7 @@ import json
 
 from calcvm.edge.description import Description
 from calcvm.edge.linker import linked
-from calcvm.edge.on_board import TRAPPED
-from calcvm.edge.self_test import TOLERANCE
+from calcvm.edge.on_board import TOLERANCE, TRAPPED
 from calcvm.edge.targets import Processor
 
 STACK = 16 << 10  # bytes more than the analysis says, for what the linker adds

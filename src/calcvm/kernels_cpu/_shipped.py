@@ -3,9 +3,8 @@
 With it the first step needs neither Numba nor a cache.  `tools/wheels.py` makes the archives; a checkout has none.
 
 An archive is a zip file.  A member has the functions of one type that are made of the same modules; it is named after a hash of
-these and the target, so that no code is taken which an edit has made old.  Its first line lists their symbols and sizes; what
-follows are the contents of their files in a cache.  Compressed together they take a third of what they take apart: 730 functions
-of a level 1.7 MB.
+these and the target, so that no code is taken which an edit has made old.  Its first line lists their symbols and sizes; then come the
+contents of their files, as a cache has them.  A level has 730 functions; their 6.2 MB are compressed to 1.5 MB.
 """
 
 from __future__ import annotations
@@ -17,6 +16,11 @@ from pathlib import Path
 from typing import Any
 
 OBJECTS = Path(__file__).parent.parent / "objects"
+
+
+def archive_of(level: str) -> Path:
+    """The path of a level's archive."""
+    return OBJECTS / f"{level}.zip"
 
 
 def write(path: Path, members: Mapping[tuple[str, str], Mapping[str, bytes]]) -> None:
@@ -39,14 +43,14 @@ def find(level: str, key: str, symbol: str) -> bytes | None:
 @cache
 def _names(level: str) -> frozenset[str]:
     """The members of a level's archive."""
-    path = OBJECTS / f"{level}.zip"
+    path = archive_of(level)
     return frozenset(_read(path, lambda archive: archive.namelist()) or ()) if path.is_file() else frozenset()
 
 
 @cache
 def _member(level: str, name: str) -> dict[str, bytes]:
     """The bodies of a member by symbol; none if it is damaged."""
-    head, _, data = (_read(OBJECTS / f"{level}.zip", lambda archive: archive.read(name)) or b"{}").partition(b"\n")
+    head, _, data = (_read(archive_of(level), lambda archive: archive.read(name)) or b"{}").partition(b"\n")
     found, at = {}, 0
     for symbol, size in json.loads(head).items():
         found[symbol] = data[at : at + size]
