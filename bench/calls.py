@@ -29,11 +29,11 @@ CLOSE = 1e-4  # tolerance between outputs of contestants, after the same step or
 Calls = dict[str, Callable[[np.ndarray, np.ndarray], Any]]  # by method: "predict", "step"
 
 
-def calcvm(task: Task, batch: int) -> Calls:
-    from bench.peers import Ours
+def calcvm(task: Task, batch: int, specialize: bool = False) -> Calls:
+    from bench.peers import Ours, OursSpecialized
 
     x, y = task.sample(batch)
-    ours = Ours(task, x, y, 1)
+    ours = (OursSpecialized if specialize else Ours)(task, x, y, 1)
     ours.restart()
     model = ours.model
     for _ in range(100):  # compiled calls are made after some calls in Python
@@ -172,7 +172,7 @@ def jax(task: Task, batch: int) -> Calls:
     return {"predict": lambda x, y: np.asarray(jitted(state[0], x)), "step": step}
 
 
-CONTESTANTS = {"calcvm": calcvm, "NumPy": numpy, "ONNX Runtime": onnxruntime, "torch.jit": torch_jit, "torch": torch, "JAX jit": jax}  # fmt: skip
+CONTESTANTS: dict[str, Callable[[Task, int], Calls]] = {"calcvm": calcvm, "specialized": partial(calcvm, specialize=True), "NumPy": numpy, "ONNX Runtime": onnxruntime, "torch.jit": torch_jit, "torch": torch, "JAX jit": jax}  # fmt: skip
 
 
 def answer_requests(who: str, sizes: list[int], batch: int) -> None:
@@ -213,7 +213,7 @@ def measure(result: Result, sizes: list[int], batch: int, turns: int) -> dict[st
             running[who] = Process("-m", "bench.calls", who, json.dumps(sizes), str(batch), threads=1)
         except RuntimeError as error:
             text = f"{who} left out: {last_line(str(error))}"
-            result.fail(text) if who == "calcvm" else result.note(text)
+            result.fail(text) if who in ("calcvm", "specialized") else result.note(text)
     told = {who: process.ready for who, process in running.items()}
     for who, ready in told.items():
         off = np.abs(np.subtract(ready["outputs"], told["NumPy"]["outputs"])).max()

@@ -222,6 +222,7 @@ def main(quick: bool = False, who: Sequence[str] = ()) -> bool:
             skip |= {"ours_default"} if threads == 1 else set()
             skip |= {"jax_scan_plain"} if sizes is not TINY or quick else {"ours_rounds"}
             skip |= {"ours_rounds"} if batch != BIG_BATCH else set()
+            skip |= {"ours_specialized"} if threads > 1 or batch > 32 else set()
             skip |= {"torch_compile", "jax_step"} if quick else set()
             times = time_case(result, [name for name in who if name not in skip], sizes, batch, threads, quick)
             add_targets(result, times, sizes, batch, threads)

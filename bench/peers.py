@@ -132,7 +132,7 @@ class Ours:
         self.x, self.y = x, y
         self.heap_bytes = self.model.plan.heap_bytes
 
-    def options(self, n: int) -> dict[str, int]:
+    def options(self, n: int) -> dict[str, Any]:
         return {"batch_size": n}
 
     def restart(self) -> None:
@@ -157,13 +157,20 @@ class OursDefault(Ours):
     """calcvm with the number of workers that its plan chooses."""
 
 
+class OursSpecialized(Ours):
+    """calcvm with ``specialize=True``."""
+
+    def options(self, n: int) -> dict[str, Any]:
+        return {"batch_size": n, "specialize": True}
+
+
 class OursRounds(Ours):
     """calcvm with a technical batch of `ROUND`, accumulated to the learning batch: `Model.fit` on the arrays in place."""
 
     ROUND: ClassVar = 500
     note = f"rounds of {ROUND}"
 
-    def options(self, n: int) -> dict[str, int]:
+    def options(self, n: int) -> dict[str, Any]:
         return {"batch_size": self.ROUND, "learning_batch": n}
 
     def _place(self) -> None:
@@ -442,6 +449,7 @@ class ScikitLearn:
 CONTESTANTS: dict[str, Any] = {
     "ours": Ours,
     "ours_default": OursDefault,
+    "ours_specialized": OursSpecialized,
     "ours_from_file": OursFromFile,
     "ours_rounds": OursRounds,
     "jax_scan": JaxScan,
@@ -454,6 +462,7 @@ CONTESTANTS: dict[str, Any] = {
 NAMES = {
     "ours": "calcvm",
     "ours_default": "calcvm, default workers",
+    "ours_specialized": "calcvm, specialized",
     "ours_from_file": "calcvm, batch read into the heap",
     "ours_rounds": "calcvm, fit in rounds",
     "jax_scan": "JAX scan",

@@ -32,6 +32,7 @@ from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import ITEMSIZE
 from calcvm.vm.program.program import Program
 from calcvm.vm.run.device import DEVICES
+from calcvm.vm.run.slices import SLICE_SECONDS, seconds_of
 from calcvm.without_signals import uncollected
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def plan(
     page_bytes: int | str | None = None,
     page_bandwidth: float = BANDWIDTH,
     costs: str | Table = "reckoned",
+    specialize: bool = False,
 ) -> Plan:
     """Plan a graph: order, offsets, bytes.  Allocates nothing.
 
@@ -114,6 +116,10 @@ def plan(
         "measured": measured once on this machine and kept in the cache folder (takes a second or two; ``plan.seconds`` is
         then the predicted time of a step).  A mapping from names of rows or labels to seconds; other rows are estimated.
         A function of a statement's facts: a dict of row, label, path, phase, operations, bytes, batch and workers.
+    specialize : bool
+        Compile each section of the program to one function, in which all sizes, for ``batch_size`` samples, are constants.  A
+        step of 4-16-3 takes 0.32 us instead of 0.52; large networks gain nothing.  Compiling takes seconds, once.  Smaller
+        batches run as without it.  One worker runs the program, on the CPU.
 
     Raises
     ------
@@ -135,6 +141,7 @@ def plan(
     checks.choice("device", device, DEVICES)
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
+    specialize = checks.flag("specialize", specialize)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
     if not callable(progress) and not isinstance(progress, bool):
         raise CalcError(f"progress: True, False or a function is wanted, not {checks.called(progress)}")
@@ -142,6 +149,11 @@ def plan(
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
+    if specialize and (device == "cuda" or workers not in (None, 1)):
+        raise CalcError(
+            f"specialize=True is for one worker of a processor, not for device={device!r}, workers={workers}"
+        )
+    workers = 1 if specialize else workers
     if batch_size is None and memory is None:
         raise PlanError("give batch_size= or memory=: how large may a batch be?")
     if batch_size is not None:
@@ -158,9 +170,8 @@ def plan(
         lowered, facts = uncollected(
             lambda: lower(graph, dtype=dtype, workers=team, device=device, accumulate=accumulate, keep=keep)
         )
-        lowered = replace(
-            lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
-        )
+        info = {"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
+        lowered = replace(lowered, info=info | ({"specialize": True} if specialize else {}))
         if gpu:
             check_kernels(lowered)
         fit = partial(
@@ -345,6 +356,7 @@ class PlanOptions(TypedDict, total=False):
     page_bytes: int | str | None
     page_bandwidth: float
     costs: str | Table
+    specialize: bool
 
 
 class Options(PlanOptions, total=False):
@@ -406,10 +418,16 @@ def compile(  # noqa: A001
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
     facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts", "carries")}
-    device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
+    device = {name: info[name] for name in ("device", "mode", "precision", "specialize") if name in info}
 
     def assembled() -> Program:
         facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
         return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)
 
-    return uncollected(assembled)
+    program = uncollected(assembled)
+    if info.get("specialize") and (seconds := seconds_of(program).sum()) > SLICE_SECONDS:
+        raise CalcError(
+            f"specialize=True is for steps of at most about {SLICE_SECONDS} s, and this network's may take {seconds:.1f} s: leave it "
+            "out, which costs a long step nothing"
+        )
+    return program

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 PREFIX = 2  # words before a row's own: instruction, flags
-FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
+# Flags: a row of several phases, whose number is its first word; above a bit the row's own index, for traps.
+FLAG_PHASES, FLAG_PC_SHIFT = 2, 8
 AXES = 6  # axes of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
 PAGES = 6  # the int64 of the heap's first block that holds the descriptor of the page file, plus 1

@@ -16,6 +16,7 @@ from calcvm.ops.types import FLOAT
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import entry
 from calcvm.vm.run.device import heaps_of
+from calcvm.vm.run.specialized import sections_of
 
 DTYPES = ("float32", "float64")
 
@@ -26,6 +27,7 @@ class Function(NamedTuple):
     symbol: str
     build: _native.Build
     places: tuple[_native.Modules, ...]
+    elsewhere: bool = True  # other processes can compile it, too
 
     def objects(self, target: Target) -> dict[str, _native.ObjectCode]:
         """The function and all that it calls, by symbol; what the cache lacks is compiled into it."""
@@ -38,13 +40,14 @@ def loops() -> list[Function]:
 
 
 def kernels_of(program: Program) -> list[Function]:
-    """The kernels of a program's rows (CalcError: it is for another device than the CPU)."""
+    """The kernels of a program's rows, and of its sections (CalcError: it is for another device than the CPU)."""
     device = program.info.get("device", "cpu")
     if heaps_of(device) != "cpu":
         raise CalcError(f"the program is compiled for {device!r}: only code for the CPU is compiled ahead")
     places = tuple(_native.modules_of(family, device) for family in FAMILIES)
     names = [name for name, _ in program.instructions]
-    return [Function(_native.symbol_of(name, program.dtype, device), _build, places) for name in names]
+    sections = [Function(c.symbol, c.build, (c.modules,), False) for c in sections_of(program).values() if c.kept]
+    return [*(Function(_native.symbol_of(name, program.dtype, device), _build, places) for name in names), *sections]
 
 
 def everything() -> list[Function]:
@@ -78,7 +81,7 @@ def warm(programs: Iterable[Program] = ()) -> int:
     needed = [f for program in programs for f in kernels_of(program)]
     functions = {f.symbol: f for f in ([*needed, *loops()] if needed else everything())}.values()
     missing = [f for f in functions if not _native.is_there(f.symbol, f.places)]
-    compile_ahead({f.symbol: f.places for f in missing}, lambda: None)
+    compile_ahead({f.symbol: f.places for f in missing if f.elsewhere}, lambda: None)
     for function in missing:
         function.objects(host())
     return len(missing)

@@ -64,46 +64,51 @@ def emit(
     """
     file = io.BytesIO()
     program.save(file)
+    data = (image, constants, file.getvalue())
     request = {
         "target": processor.name, "batch": batch, "entries": entries, "start": start, "objective": objective, "places": asdict(places),
-        "bytes": [len(image), len(constants)], "source": source,
+        "bytes": [*map(len, data)], "source": source,
     }  # fmt: skip
-    helper = HelperProcess(__name__, errors=subprocess.PIPE)
-    try:
-        answer, told = helper.process.communicate(
-            json.dumps(request).encode() + b"\n" + image + constants + file.getvalue()
-        )
-    finally:
-        helper.end()
+    answer, told = answered(processor.bits, json.dumps(request).encode() + b"\n" + b"".join(data))
     head, _, code = answer.partition(b"\n")
     if not head:
-        lines = [line for line in told.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in told.splitlines() if line.strip()]
         reason = next((line for line in lines if "LLVM ERROR" in line), (lines or ["it ended without a word"])[-1])
         raise CalcError(f"export: no code for {processor.name}: {reason}")
     found = json.loads(head)
     if "error" in found:
         raise CalcError(f"export: {found['error']}")
-    frames = {name: int(size) for size, name in FRAME.findall(told.decode(errors="replace"))}
+    frames = {name: int(size) for size, name in FRAME.findall(told)}
     return Code(code, frames | found["frames"], found["calls"], found["source"])
 
 
+def answered(bits: int, request: bytes) -> tuple[bytes, str]:
+    """What a process for processors of this width answers, and what it says meanwhile."""
+    helper = HelperProcess(__name__, str(bits), errors=subprocess.PIPE)
+    try:
+        answer, told = helper.process.communicate(request)
+    finally:
+        helper.end()
+    return answer, told.decode(errors="replace")
+
+
 # ---------------------------------------------------------------- in the process
-def serve() -> None:
-    """Answer one request."""
+def serve(bits: str) -> None:
+    """Answer requests for processors of a width."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may be written before the answer
-    request = json.loads(sys.stdin.buffer.readline())
-    processor, code = TARGETS[request["target"]], b""
-    if processor.bits == 32:
+    if bits == "32":
         from calcvm.edge.narrow import narrow
 
         narrow()
-    try:
-        head, code = _made(request, processor)
-    except CalcError as error:
-        head = {"error": str(error)}
-    answers.write(json.dumps(head).encode() + b"\n" + code)
-    answers.flush()
+    for line in iter(sys.stdin.buffer.readline, b""):
+        code, request = b"", json.loads(line)
+        try:
+            head, code = _made(request, TARGETS[request["target"]])
+        except CalcError as error:
+            head = {"error": str(error)}
+        answers.write(json.dumps(head | {"bytes": len(code)}).encode() + b"\n" + code)
+        answers.flush()
 
 
 def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any], bytes]:
@@ -112,8 +117,8 @@ def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any]
 
     if request["source"]:
         processor = replace(processor, target=replace(processor.target, dsp=False))
-    image, constants = map(sys.stdin.buffer.read, request["bytes"])
-    program, places = load_program(io.BytesIO(sys.stdin.buffer.read())), Places(**request["places"])
+    image, constants, file = map(sys.stdin.buffer.read, request["bytes"])
+    program, places = load_program(io.BytesIO(file)), Places(**request["places"])
     made = Straight(program, request["batch"], request["entries"], processor, request["objective"], places, constants)
     made.start(request["start"], places.of(places.state[0])[0], image)
     made.finish()

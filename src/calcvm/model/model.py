@@ -158,7 +158,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     page_folder : path, optional
         Folder of the page file for values kept there with ``page_bytes`` (see `CalcHeap`; a given ``heap`` has its own).
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
-    page_bandwidth : see `calcvm.plan`.
+    page_bandwidth, specialize : see `calcvm.plan`.
 
     Examples
     --------

@@ -171,6 +171,7 @@ INFO = mapping(
         "device": one_of("cpu", "blas", "cuda", "small"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
+        "specialize": boolean,
         "equations": EQUATIONS,
         "cells": CELLS,
     },

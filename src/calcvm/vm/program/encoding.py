@@ -17,7 +17,7 @@ import numpy as np
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.types import BYTES
 
-FLAG_SYNC, FLAG_PHASES = 1, 2
+FLAG_SYNC, FLAG_PHASES, FLAG_SKIPS = 1, 2, 4  # the last: see `calcvm.vm.run.specialized`
 FLAG_PC_SHIFT = 8
 ABSENT = -1
 ALIGN_BYTES = 64  # a cache line; rows and storage start on one

@@ -6,7 +6,7 @@ the kernels, addresses as compiled code sees them, and running.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from calcvm.vm.run.entry import address as entry_address
 from calcvm.vm.run.entry import entry, places
 from calcvm.vm.run.pieces import Shared
 from calcvm.vm.run.slices import latest
+from calcvm.vm.run.specialized import Code, sections_of
 from calcvm.vm.run.team import run as run_by_team
 
 if TYPE_CHECKING:
@@ -100,10 +101,10 @@ class Device(Protocol):
 
 # ---------------------------------------------------------------- the processor
 class Table:
-    """Native addresses of the instructions' kernels, in order."""
+    """Native addresses of the instructions' kernels, in order; then those of ``sections`` (`calcvm.vm.run.specialized`)."""
 
     def __init__(self, names: Sequence[str], dtype: str, workers: int, device: str):
-        self.addresses = np.zeros(len(names), np.int64)
+        self.addresses, self.sections = np.zeros(len(names), np.int64), dict[tuple[int, int], int]()
         loops = ("run_rows", "run_team", "serve") if workers > 1 else ("run_rows",)  # the loops that are needed next
         try:
             prepare(names, dtype, device, places(loops))
@@ -115,6 +116,12 @@ class Table:
             if device != "blas":
                 raise
             raise MissingExtra("scipy", device, f"the device {device!r}") from error
+        self.address = self.addresses.ctypes.data
+
+    def add(self, sections: Mapping[tuple[int, int], Code]) -> None:
+        """Append the code of sections, which become instructions."""
+        self.sections = {span: len(self.addresses) + k for k, span in enumerate(sections)}
+        self.addresses = np.array([*self.addresses, *(code.address for code in sections.values())], np.int64)
         self.address = self.addresses.ctypes.data
 
 
@@ -132,7 +139,9 @@ class Cpu:
 
     def prepare(self, program: Program) -> Table:
         check_runs(f"device {self.name!r}", program.page_bytes > 0)
-        return Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
+        table = Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
+        table.add(sections_of(program))
+        return table
 
     def prepare_task(self, job: np.ndarray, loaded: OnDevice) -> None:
         job[J.CODE] = entry_address("run_rounds")

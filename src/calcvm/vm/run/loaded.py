@@ -26,6 +26,7 @@ from calcvm.vm.program.encoding import FLAG_SYNC, copied, decode_row
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run.device import device_of
 from calcvm.vm.run.slices import SLICE_SECONDS, brief_batch, changing, cut, seconds_of
+from calcvm.vm.run.specialized import joined
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +89,7 @@ class Loaded(Uncopied):
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
         self.device = device_of(program.info.get("device", "cpu"))
-        self.kernels = self.device.prepare(program)
+        self.kernels: Any = self.device.prepare(program)
         self.table_address = self.kernels.address
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -125,6 +126,10 @@ class Loaded(Uncopied):
             if len(self._rows) >= KEPT_BATCHES:
                 self._rows.pop(next(iter(self._rows)), None)
             rows = self.program.rows_for(batch)
+            if batch == self.program.batch_size and self.program.info.get("specialize"):
+                rows = joined(
+                    rows, {span: k for span, k in self.kernels.sections.items() if span[0] not in self._alone}
+                )
             kept = self._rows[batch] = rows, self.device.place(rows, self.kernels)
         return kept
 
@@ -267,6 +272,12 @@ class Loaded(Uncopied):
                 rows.insert(0, pc)
                 wanted |= {program.symbol_of(pc, o.name) for o in operands if o.reads}
         return rows
+
+    @cached_property
+    def _alone(self) -> set[int]:
+        """Rows that run alone, to compute a result from totals."""
+        results = [(facts["path"], name, facts.get("totals")) for name, facts in self.variables.items()]
+        return {pc for path, name, totals in results if totals for pc in self.making(path, name, totals)}
 
     @kept
     def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:

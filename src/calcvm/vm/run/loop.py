@@ -167,7 +167,7 @@ def run_span(needed, rows, start, stop, worker, n_workers):
             phase = phase + 1 if words[1] & 2 and phase + 1 < words[2] else 0
             meets = n_workers > 1 and (phase != 0 or words[1] & 1 != 0)
             if phase == 0:
-                row += row_bytes
+                row += words[2] if words[1] & 4 else row_bytes
         if meets:
             n_workers = barrier(control, job, n_workers, worker, phase)
     return n_workers
