@@ -18,6 +18,7 @@ JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
 # a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
 SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
+WHOLE := --whole --sampled # and not again what `make test` runs as it is
 FOLDERS := whole-cuda whole-equations whole-edge
 FILES := whole-targets whole-cells # which compile most: what a process has compiled stays in its memory
 LONGEST := whole-others $(FOLDERS) $(FILES) whole-graphs whole-levels whole-races
@@ -41,24 +42,24 @@ prebuild: $(VENV)/.dev
 	$(BIN)/calcvm warm
 
 # what each has printed comes at its end
-test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes about three hours on 2 cores
+test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes two to three hours on 2 cores
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(FOLDERS:whole-%=--ignore=tests/%) $(FILES:whole-%=--ignore=tests/test_%.py) $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest $(WHOLE) --ignore=tests/kinds $(FOLDERS:whole-%=--ignore=tests/%) $(FILES:whole-%=--ignore=tests/test_%.py) $(PYTEST_ARGS)
 
 $(FILES): whole-%: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole tests/test_$*.py $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest $(WHOLE) tests/test_$*.py $(PYTEST_ARGS)
 
 $(FOLDERS): whole-%: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole tests/$* $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest $(WHOLE) tests/$* $(PYTEST_ARGS)
 
 # what the machine has not is said to have not run
 whole-levels: $(VENV)/.torch ## run what depends on arithmetic as on x86-64-v2, -v3 and -v4
 	$(ALONE) $(BIN)/python -m tests.levels -- $(PYTEST_ARGS)
 
 $(KINDS): whole-%: $(VENV)/.torch
-	$(ALONE) $(BIN)/python -m pytest --whole -rP tests/kinds/test_$*.py $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest $(WHOLE) -rP tests/kinds/test_$*.py $(PYTEST_ARGS)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	$(ALONE) $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)

@@ -31,10 +31,21 @@ ENOUGH = 600.0  # that solvers of small problems may take, which need seconds: w
 
 
 # ---------------------------------------------------------------- long suites
-@pytest.fixture
-def whole(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
     """Whether the test runs all that it has (--whole), not a sample."""
-    return bool(request.config.getoption("--whole"))
+    return bool(pytestconfig.getoption("--whole"))
+
+
+def whole_of(metafunc: pytest.Metafunc) -> bool:
+    """The same for a test's parameters."""
+    metafunc.function.has_sample = True
+    return bool(metafunc.config.getoption("--whole"))
+
+
+def has_sample(item: pytest.Item) -> bool:
+    """Whether `make test` runs less of a test than --whole."""
+    return "whole" in getattr(item, "fixturenames", ()) or getattr(getattr(item, "function", None), "has_sample", False)
 
 
 def by_turns(metafunc: pytest.Metafunc, n: int, **values: Iterable[object]) -> None:
@@ -43,7 +54,7 @@ def by_turns(metafunc: pytest.Metafunc, n: int, **values: Iterable[object]) -> N
     Those whose places in their lists add up to a multiple of ``n``.
     """
     every = product(*map(enumerate, values.values()))
-    whole = metafunc.config.getoption("--whole")
+    whole = whole_of(metafunc)
     some = [[value for _, value in places] for places in every if whole or sum(i for i, _ in places) % n == 0]
     metafunc.parametrize(tuple(values), some)
 
@@ -149,6 +160,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--time-limit", type=float, default=TIME_LIMIT, help="seconds of a test that is not marked time_limit"
     )
     parser.addoption("--whole", action="store_true", help="run all of the suites of which `make test` has a sample")
+    parser.addoption("--sampled", action="store_true", help="run only tests of which `make test` has a sample")
     parser.addoption("--gpu", action="store_true", help="there must be a GPU: none, or a skipped test, is a failure")
 
 
@@ -161,7 +173,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests marked gpu unless they are asked for; what is asked for and cannot run is skipped, and says why."""
+    """Leave out tests without a sample if asked to, and tests marked gpu unless they are asked for; what of these cannot run says why."""
+    if config.getoption("--sampled"):
+        config.hook.pytest_deselected(items=[item for item in items if not has_sample(item)])
+        items[:] = filter(has_sample, items)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -82,9 +82,9 @@ def zipped(folder, archive, **more):
 
 
 @pytest.fixture(scope="module", params=["zip", "bytecode", "zip of bytecode"])
-def installed(request, tmp_path_factory):
+def installed(request, tmp_path_factory, whole):
     """What of ``sys.path`` has calcvm, and whether its text is there."""
-    if request.param != "zip of bytecode" and not request.config.getoption("--whole"):
+    if request.param != "zip of bytecode" and not whole:
         pytest.skip("takes --whole")
     folder = tmp_path_factory.mktemp("installed")
     if request.param == "zip":

@@ -7,6 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from tests.conftest import whole_of
 
 torch = pytest.importorskip("torch")
 
@@ -16,7 +17,7 @@ NETWORKS, SAMPLE = 500, 60
 
 def pytest_generate_tests(metafunc):
     if "number" in metafunc.fixturenames:
-        n = NETWORKS if metafunc.config.getoption("--whole") else SAMPLE
+        n = NETWORKS if whole_of(metafunc) else SAMPLE
         metafunc.parametrize("number", range(n))
 
 

@@ -8,6 +8,7 @@ from calcvm.kernels_cuda import _tensor
 from calcvm.ops import OPS
 from calcvm.ops.spec import Example
 from tests import rowrun
+from tests.conftest import whole_of
 from tests.cuda.simulated import Simulated
 from tests.rowrun import Case, same_bits
 
@@ -33,7 +34,7 @@ def all_values(case, workers, **words):
 def pytest_generate_tests(metafunc):
     """Of the products of tensor cores a sample, with --whole all."""
     if "precision" in metafunc.fixturenames:
-        tf32 = EXAMPLES if metafunc.config.getoption("--whole") else ["wide groups", "long strides"]
+        tf32 = EXAMPLES if whole_of(metafunc) else ["wide groups", "long strides"]
         metafunc.parametrize(("of", "precision"), [(e, "float32") for e in EXAMPLES] + [(e, "tf32") for e in tf32])
 
 

@@ -17,6 +17,7 @@ from calcvm.kernels_cuda._routines import symbol_of
 from calcvm.ops.types import FLOAT
 from calcvm.vm.run.cuda import build
 from calcvm.warm import instances
+from tests.conftest import whole_of
 from tests.cuda.compiling import ASSEMBLER, assemble, functions_in, process, submit
 
 CAPABILITIES = ((9, 0), (8, 0))
@@ -57,7 +58,8 @@ SAMPLE = ["adam", "add_fwd", "linear_bwd_w", "max_bwd", "softmax_cross_entropy_f
 
 def pytest_generate_tests(metafunc):
     """A sample of kernels, of each family some, and of the VM's entries; with --whole, everything."""
-    whole, (first, second) = metafunc.config.getoption("--whole"), CAPABILITIES
+    (first, second), sampled = CAPABILITIES, {"key", "equation", "of"} & {*metafunc.fixturenames}
+    whole = bool(sampled) and whole_of(metafunc)
     every = sorted(kernels()) + (sorted(instances()) if whole else TYPED)
     if "key" in metafunc.fixturenames:
         dtype = metafunc.function.__name__.split("_")[1]
@@ -109,9 +111,8 @@ def test_float64_kernel(key, compiled):
 
 @pytest.mark.skipif(ASSEMBLER is None, reason="no ptxas is installed")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_is_joined_is_assembled(dtype, request, compiled, tmp_path):
+def test_what_is_joined_is_assembled(dtype, whole, compiled, tmp_path):
     """Of all kernels that are compiled at hand those of other types and some of each family, with --whole all."""
-    whole = request.config.getoption("--whole")
     keys = [key for key in compiled if key[1] == dtype and (whole or key[0] in (*TYPED, *SAMPLE))]
     assert keys
     for key in keys:

@@ -14,6 +14,7 @@ import calcvm as cv
 from calcvm.edge.places import places_of
 from calcvm.edge.targets import TARGETS
 from calcvm.ops import OPS
+from tests.conftest import whole_of
 from tests.edge.emulator import Machine, linked
 from tests.edge.native import Native
 from tests.kinds.placed import OPERATORS, Placed, placements
@@ -32,7 +33,7 @@ def cases(whole):
 
 def pytest_generate_tests(metafunc):
     if "operator" in metafunc.fixturenames:
-        metafunc.parametrize("operator, target", cases(metafunc.config.getoption("--whole")))
+        metafunc.parametrize("operator, target", cases(whole_of(metafunc)))
 
 
 def apart(found, wanted):

@@ -13,6 +13,7 @@ import calcvm as cv
 
 torch = pytest.importorskip("torch")
 
+from tests.conftest import whole_of  # noqa: E402
 from tests.kinds.sequences import Network  # noqa: E402
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:softmax_cross_entropy takes scores")]
@@ -21,7 +22,7 @@ TRAINED, STREAMED, SAMPLE = 500, 300, 24
 
 def numbers(metafunc, name, whole):  # type: ignore[no-untyped-def]
     if name in metafunc.fixturenames:
-        metafunc.parametrize(name, range(whole if metafunc.config.getoption("--whole") else SAMPLE))
+        metafunc.parametrize(name, range(whole if whole_of(metafunc) else SAMPLE))
 
 
 def pytest_generate_tests(metafunc) -> None:  # type: ignore[no-untyped-def]
