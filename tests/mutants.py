@@ -147,6 +147,11 @@ MUTANTS = (
         ("tests/kinds/test_interrupts.py",),
     ),
     Mutant(
+        "a section's own rows follow its straight code",
+        (("vm/run/specialized.py", "(stop - start) * out.strides[0]", "out.strides[0]"),),
+        ("tests/test_specialized.py", "-k", "rows and not images and not sequences"),
+    ),
+    Mutant(
         "two values have one name",
         (("lowering/emit.py", "        name = unique(stem, self._names, self._counts)\n", "        name = stem\n"),),
         ("tests/kinds/test_graphs.py",),

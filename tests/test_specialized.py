@@ -78,7 +78,10 @@ def test_numbers_are_those_of_rows(kind: str) -> None:
 
 def test_the_rows_of_sections_are_run() -> None:
     """A specialized program needs its own code: with another's it computes something else."""
-    _, special = pair("of numbers")
+    plain, special = pair("of numbers")
+    assert "specialized" in f"{special.program} {special.program.disassemble()}" and "specialized" not in repr(
+        plain.program
+    )
     X, y = data("of numbers", BATCH)
     rows, _ = special.loaded.rows(BATCH)
     sections = special.loaded.kernels.sections
@@ -180,6 +183,30 @@ def test_what_is_left_of_a_routine_is_not_taken_for_it(tmp_path: Path) -> None:
     """Here the linker meets a section's own form of ``gemm`` before the routine itself."""
     environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent)}
     subprocess.run([sys.executable, "-W", "error", "-c", AFTER], cwd=tmp_path, env=environment, check=True, timeout=120)
+
+
+BOTH = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # no other process compiles
+import numpy as np
+import calcvm as cv
+from calcvm import nn
+for layer, specialize in ((nn.Linear, True), (nn.LSTM, True), (nn.GRU, False), (nn.GRU, True)):
+    model = cv.Model(layer(3), input_shape=(4, 2), loss="mse", optimizer="adam", batch_size=2, specialize=specialize, seed=0)
+    print(model.step(np.ones((2, 4, 2)), np.ones((2, 4, 3))), float(model.predict(np.ones((2, 4, 2))).sum()))
+"""
+
+
+@pytest.mark.slow
+def test_straight_code_and_kernels_may_be_compiled_in_one_process_in_any_order(tmp_path: Path) -> None:
+    """What both call is compiled for each: an operand that is left out is told otherwise."""
+    answers = []
+    for cache in (tmp_path, _native.cache_root()):
+        environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent), "CALCVM_CACHE_DIR": str(cache)}
+        command = [sys.executable, "-W", "error", "-c", BOTH]
+        answers.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250))
+    assert [a.returncode for a in answers] == [0, 0], answers[0].stderr
+    assert answers[0].stdout == answers[1].stdout
 
 
 def test_code_is_the_same_whether_bodies_come_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,9 @@ def plan(
         A function of a statement's facts: a dict of row, label, path, phase, operations, bytes, batch and workers.
     specialize : bool
         Compile each section of the program to one function, in which all sizes, for ``batch_size`` samples, are constants.  A
-        step of 4-16-3 takes 0.32 us instead of 0.52; large networks gain nothing.  Compiling takes seconds, once.  Smaller
-        batches run as without it.  One worker runs the program, on the CPU.
+        step of 4-16-3 takes 0.32 us instead of 0.52; large networks gain nothing, and `compile` refuses those whose step may
+        take 0.1 s, by an upper estimate.  Compiling takes seconds, once.  Smaller batches run as without it.  One worker runs
+        the program, on the CPU.
 
     Raises
     ------
@@ -427,7 +428,7 @@ def compile(  # noqa: A001
     program = uncollected(assembled)
     if info.get("specialize") and (seconds := seconds_of(program).sum()) > SLICE_SECONDS:
         raise CalcError(
-            f"specialize=True is for steps of at most about {SLICE_SECONDS} s, and this network's may take {seconds:.1f} s: leave it "
-            "out, which costs a long step nothing"
+            f"specialize=True is for small networks: a step of this one may take {seconds:.2g} s, by an upper estimate, and only "
+            f"{SLICE_SECONDS} are allowed; leave it out, which costs a long step nothing"
         )
     return program

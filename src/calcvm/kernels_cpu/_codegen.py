@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from numba import _dynfunc, types
@@ -45,7 +45,9 @@ class Codegen(codegen.CPUCodegen):
 
     def __init__(self, target: Target):
         self._triple = target.triple
-        self._tm = target.machine(config.OPT)
+        # At its highest level LLVM fuses AArch64's products and sums by what else is computed there: the last elements of a loop, which
+        # go one by one, would have other bits than in its vectors.
+        self._tm = target.machine(config.OPT if target.x86 else 2)
         self._target_data = self._tm.target_data
         self._data_layout = str(self._target_data)
         # as Numba sets them for the passes that come first
@@ -99,22 +101,33 @@ class _Described(CPUTarget):
 _described = cache(_Described)
 
 
+class Variant(NamedTuple):
+    """What is being compiled besides the target: the device whose routines are called; ``straight`` : operands left out have no address."""
+
+    device: str
+    straight: bool
+
+
+variant = Variant("cpu", False)
+
+
 class Helper(CPUDispatcher):
-    """A jitted function that compiled code calls, compiled separately for each target.  Calls from Python use Numba's version."""
+    """A jitted function that compiled code calls, compiled for each target and variant.  Calls from Python use Numba's version."""
 
     def __init__(self, fn: Callable, options: dict[str, Any]):
         super().__init__(fn, targetoptions={"nopython": True, "boundscheck": None, **options})
         self.options = options
-        self.compiled: dict[Target, CPUDispatcher] = {}
+        self.compiled: dict[tuple[Target, Variant], CPUDispatcher] = {}
 
     @property
     def _numba_type_(self) -> Any:
         return _HelperType(self)
 
     def on(self, target: Target) -> CPUDispatcher:
-        if target not in self.compiled:
-            self.compiled[target] = _OnTarget(self, target)
-        return self.compiled[target]
+        kind = target, variant
+        if kind not in self.compiled:
+            self.compiled[kind] = _OnTarget(self, target)
+        return self.compiled[kind]
 
 
 class _OnTarget(CPUDispatcher):

@@ -41,8 +41,8 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
     types_of,
     words_of,
 )
-from calcvm.kernels_cpu import _native
-from calcvm.kernels_cpu._codegen import Helper, context_of
+from calcvm.kernels_cpu import _codegen, _native
+from calcvm.kernels_cpu._codegen import Helper, Variant, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
 from calcvm.without_signals import uncollected
 
@@ -161,7 +161,7 @@ def given(tc, me, operand):
     """Whether an operand is given; one left out has the offset -1, in straight code no address."""
 
     def codegen(ctx, b, sig, args):
-        if _straight:
+        if _codegen.variant.straight:
             return b.icmp_unsigned("!=", args[1], args[1].type(None))
         heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
         return b.icmp_unsigned("!=", args[1], b.gep(heap, [WORD(-1)]))
@@ -325,24 +325,22 @@ def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
 
 # A device may replace routines with its own, of the same arguments: {device: {routine: routine}}.
 DEVICES: dict[str, dict[str, str]] = {"cpu": {}}
-_device, _straight = "cpu", False
 
 
 @contextmanager
 def on_device(device: str, straight: bool = False) -> Iterator[None]:
-    """Compile with a device's routines; the cache keeps the code of different devices apart.  ``straight`` : for `calcvm.edge`."""
-    global _device, _straight
+    """Compile with a device's routines; the cache keeps the code of different devices apart.  ``straight`` : see `Variant`."""
     for module in _native.of_device(device):  # which registers them
         import_module(f"calcvm.{module}")
-    saved, (_device, _straight) = (_device, _straight), (device, straight)
+    saved, _codegen.variant = _codegen.variant, Variant(device, straight)
     try:
         yield
     finally:
-        _device, _straight = saved
+        _codegen.variant = saved
 
 
 def _substitute(name: str) -> str:
-    return DEVICES[_device].get(name, name)
+    return DEVICES[_codegen.variant.device].get(name, name)
 
 
 def _types(kinds: str, dtype: str) -> list:

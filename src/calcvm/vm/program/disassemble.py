@@ -33,6 +33,8 @@ def disassemble(program: ProgramData, batch: int | None = None) -> str:
     lines = [
         f"program {program.hash[:12]}  {program.dtype}  batch 1..{program.batch_size}  workers 1..{program.workers}  "
         f"{len(program.rows)} rows  heap {program.heap_elems} elements, {program.heap_bytes:,} bytes"
+        + "  specialized"
+        * program.info.get("specialize", False)
     ]
     lines += [_zone(z, program.itemsize) for z in program.zones]
     patches = _patches(program)

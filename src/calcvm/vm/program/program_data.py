@@ -115,7 +115,7 @@ class ProgramData:
     def __repr__(self) -> str:
         return (
             f"<Program: {self.dtype}, batch {self.batch_size}, {len(self.rows)} rows, {self.heap_bytes:,} bytes, paths "
-            f"{', '.join(self.info['paths'])}>"
+            f"{', '.join(self.info['paths'])}{', specialized' * self.info.get('specialize', False)}>"
         )
 
     @property
