@@ -86,6 +86,10 @@ def arm(arguments: list[str]) -> int:
     environment = {**os.environ, **{name: str(value) for name, value in paths.items()}, "PYTHONNOUSERSITE": "1"}
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in FILES]
     command = [qemu, "-L", ARM / "root", PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--time-limit=3000"]
+    command += [
+        "--deselect",
+        "tests/test_switching.py::test_many_models_in_files_under_a_small_heap",
+    ]  # starts processes
     return subprocess.run([*command, *files, *arguments], env=environment, cwd=ROOT).returncode
 
 

@@ -51,7 +51,10 @@ def guard_of(row: RowSpec, operand: Operand, dtype: str) -> int:
 def bits_of(fill: float | None, row: RowSpec, operand: Operand, dtype: str) -> int:
     """Bits of a number, or of the operand's guard."""
     own = dtype_of(operand.type, dtype)
-    return guard_of(row, operand, dtype) if fill is None else int(np.array(fill).astype(own).view(f"u{BYTES[own]}"))
+    if fill is None:
+        return guard_of(row, operand, dtype)
+    number = fill if own in EPS else int(fill)  # a negative float as a uint8 is what the processor makes of it
+    return int(np.array(number).astype(own).view(f"u{BYTES[own]}"))
 
 
 # ---------------------------------------------------------------- what runs a row

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import calcvm as cv
+from bench import memory
 from calcvm import nn, warm
 from calcvm.kernels_cpu import _native, _shipped, _target
 from calcvm.kernels_cpu._target import LEVELS, host, levels, of_level
@@ -74,6 +76,27 @@ def wheel(package: Path, functions: dict[str, _native.ObjectCode]) -> Path:
 
 
 # ---------------------------------------------------------------- code of a wheel
+@pytest.fixture(scope="module")
+def shipped() -> set[str]:
+    return {f.symbol for f in warm.everything()}
+
+
+@pytest.mark.parametrize("dtype", warm.DTYPES)
+@pytest.mark.parametrize("name", ["mlp", "googlenet", "mobilenet_v2", "unet", *cv.zoo.SEQUENCES])
+def test_a_wheel_has_what_networks_need(name: str, dtype: str, shipped: set[str]) -> None:
+    program = cv.compile(memory.graph_of(name), batch_size=1, dtype=dtype, workers=1)
+    assert {f.symbol for f in warm.kernels_of(program)} <= shipped
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM, lambda n: nn.Linear(n) >> nn.TransformerEncoderLayer(2)])
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_wheel_has_what_sequences_of_unequal_lengths_need(layer: Any, labels: bool, shipped: set[str]) -> None:
+    net, recurrent = layer(4) >> nn.Linear(3), layer in (nn.RNN, nn.GRU, nn.LSTM)
+    loss = "softmax_cross_entropy" if labels else "mse"
+    graph = cv.build_graph(net, (5, 2), loss, "adam", lengths=True, stream=recurrent)
+    assert {f.symbol for f in warm.kernels_of(cv.compile(graph, batch_size=4))} <= shipped
+
+
 def test_a_wheel_trains_without_numba_or_a_cache_to_the_bits_of_a_checkout(wheel: Path, tmp_path: Path) -> None:
     numba, files, losses = train(wheel.parent, tmp_path / "empty")
     assert not numba and not files
@@ -183,7 +206,8 @@ def test_a_level_that_is_none_of_the_processor_is_refused(
 @pytest.mark.skipif(not host().x86, reason="levels of x86")
 def test_one_can_name_a_level_or_the_processor_itself() -> None:
     said = "from calcvm.kernels_cpu._target import host; print(host().cpu)"
-    for named, cpu in (("x86-64-v2", "x86-64-v2"), ("native", _target.llvm.get_host_cpu_name()), ("", host().cpu)):
+    v2, native = "x86-64-v2", _target.llvm.get_host_cpu_name()
+    for named, cpu in ((v2, v2), (" X86_64_v2 ", v2), ("native", native), ("", host().cpu)):
         environment = {**os.environ, "CALCVM_CPU": named}
         done = subprocess.run([sys.executable, "-c", said], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == f"{cpu}\n"

@@ -557,7 +557,12 @@ def warm(
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=root):
             pass
-    print(f"compiled {ahead.warm(programs)} functions into {root}; a wheel, or the cache, has all others")
+
+    def tell(n: int) -> None:
+        if n:
+            print(f"compiling {n} functions; two a second is usual for a core", flush=True)
+
+    print(f"compiled {ahead.warm(programs, tell)} functions into {root}; a wheel, or the cache, has all others")
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from calcvm.errors import CalcError
 from calcvm.kernels_cpu import FAMILIES, _build, _native, _shipped, load
 from calcvm.kernels_cpu._compile_workers import compile_ahead
 from calcvm.kernels_cpu._target import Target, host
-from calcvm.ops import OPS
+from calcvm.ops import OPS, ROWS
 from calcvm.ops.types import FLOAT
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import entry
@@ -51,7 +51,7 @@ def kernels_of(program: Program) -> list[Function]:
 
 
 def everything() -> list[Function]:
-    """The loops and the kernels of all rows, also for other types of values, if an example of the table has them."""
+    """The loops and the kernels of all rows, also for other types of values (`instances`)."""
     from calcvm.kernels_cpu._common import KERNELS
 
     load()
@@ -63,9 +63,10 @@ def everything() -> list[Function]:
 
 
 def instances() -> set[str]:
-    """Rows for other types, which examples of the table have."""
+    """Rows for other types: those that examples of the table have, and int64, which indexes and lengths mostly have."""
     typed = [(row, e.types) for spec in OPS.values() for e in spec.examples if e.types for row in spec.rows]
-    return {row.of(tuple(types.get(v, FLOAT) for v in row.variables)).name for row, types in typed}
+    indexed = {row.of(("int64",)).name for row in ROWS.values() if row.variables == ("index",)}
+    return indexed | {row.of(tuple(types.get(v, FLOAT) for v in row.variables)).name for row, types in typed}
 
 
 def write_archive(path: Path, made: Mapping[str, _native.ObjectCode], target: Target) -> None:
@@ -76,11 +77,15 @@ def write_archive(path: Path, made: Mapping[str, _native.ObjectCode], target: Ta
     _shipped.write(path, members)
 
 
-def warm(programs: Iterable[Program] = ()) -> int:
-    """Compile what these programs need, or everything, by all cores; returns how many functions neither a wheel nor the cache had."""
+def warm(programs: Iterable[Program] = (), tell: Callable[[int], None] = lambda n: None) -> int:
+    """Compile what these programs need, or everything, by all cores; returns how many functions neither a wheel nor the cache had.
+
+    tell : is called with their number before they are compiled.
+    """
     needed = [f for program in programs for f in kernels_of(program)]
     functions = {f.symbol: f for f in ([*needed, *loops()] if needed else everything())}.values()
     missing = [f for f in functions if not _native.is_there(f.symbol, f.places)]
+    tell(len(missing))
     compile_ahead({f.symbol: f.places for f in missing if f.elsewhere}, lambda: None)
     for function in missing:
         function.objects(host())

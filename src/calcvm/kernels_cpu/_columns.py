@@ -63,7 +63,10 @@ class Block:
         """x / count, as a rounded product with the reciprocal: the compiler would divide differently in blocks of other widths."""
         one = ir.Constant(self.e.element, 1.0)
         share = self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
-        return V(self.b, self.b.fmul(x.v, share.v, flags=("nsz",)))
+        product = self.b.fmul(x.v, share.v, flags=("nsz",))
+        # AArch64's last passes would make one instruction of it and a sum, in some blocks
+        fence = self.e.fn(f"llvm.arithmetic.fence.v{self.e.lanes}f{8 * self.e.size}", self.e.vec, self.e.vec)
+        return V(self.b, self.b.call(fence, [product]))
 
     def wrapped(self, vs: list[Any]) -> list[V]:
         return [V(self.b, v) for v in vs]

@@ -142,6 +142,7 @@ def host() -> Target:
 
 @cache
 def _host(named: str | None) -> Target:
+    named = named and named.strip().lower().replace("_", "-")
     triple, found = without_signals(lambda: (llvm.get_process_triple(), llvm.get_host_cpu_features()))
     arch = triple.partition("-")[0] if sys.platform == "linux" else ""
     here = levels(arch, found)
