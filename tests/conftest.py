@@ -173,7 +173,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests without a sample if asked to, and tests marked gpu unless they are asked for; what of these cannot run says why."""
+    """Leave out tests without a sample, if asked to, and tests marked gpu, unless asked for them.
+
+    A test that is asked for and cannot run is skipped with the reason.
+    """
     if config.getoption("--sampled"):
         config.hook.pytest_deselected(items=[item for item in items if not has_sample(item)])
         items[:] = filter(has_sample, items)

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calcvm import optim
+from calcvm import kernel, optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
+from calcvm.vm.program import encoding
 from calcvm.vm.program.encoding import FORMAT_VERSION, decode_row, encode_row
 from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import read_archive, write_archive
@@ -36,6 +37,12 @@ def test_encoded_rows_decode_to_what_they_were(name):
     found_words, found_offsets = decode_row(spec, row)
     assert found_words == words
     assert found_offsets == {k: -1 if v is None else v for k, v in offsets.items()}
+
+
+def test_kernels_and_programs_agree_on_the_header_of_a_row():
+    """Kernels import nothing of programs, so both say it."""
+    ours = encoding.HEADER_WORDS, encoding.FLAG_PHASES, encoding.FLAG_PC_SHIFT
+    assert (kernel.PREFIX, kernel.FLAG_PHASES, kernel.FLAG_PC_SHIFT) == ours
 
 
 def test_words_that_depend_on_the_batch_follow_it(program):

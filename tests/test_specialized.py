@@ -57,7 +57,7 @@ def alike(a: Any, b: Any, dtype: str = "float32") -> None:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_numbers_are_those_of_rows(kind: str) -> None:
-    """Of the planned batch and of others, step by step and in whole epochs, before a file and after it."""
+    """Of the planned batch and of others, step by step, in whole epochs, and in a stream."""
     models = pair(kind)
     assert [bool(m.loaded.kernels.sections) for m in models] == [False, True]
     dtype = models[0].program.dtype
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_rows(kind: str) -> None:
 
 
 def test_the_rows_of_sections_are_run() -> None:
-    """A specialized program needs its own code: with another's it computes something else."""
+    """With the code of another section in its place, the forward leaves the output as it was."""
     plain, special = pair("of numbers")
     assert "specialized" in f"{special.program} {special.program.disassemble()}" and "specialized" not in repr(
         plain.program
@@ -146,6 +146,13 @@ def test_fleets_copies_and_switched_models_have_the_bits_of_one_alone() -> None:
     assert copy.step(X[:BATCH], y[:BATCH]) == alone[0].step(X[:BATCH], y[:BATCH])
 
 
+def ran(code: str, folder: Path, seconds: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in another process, in a folder, for so many seconds at most."""
+    environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent), **environment}
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
+
+
 def test_a_file_runs_in_another_process_by_the_code_in_the_cache(tmp_path: Path) -> None:
     _, model = pair("of numbers")
     X, y = data("of numbers", BATCH)
@@ -160,9 +167,7 @@ model, data = cv.load("m.calc"), np.load("data.npz")
 assert model.loaded.kernels.sections
 print([model.step(data["X"], data["y"]) for _ in range(3)], "numba" in sys.modules)
 """
-    command = [sys.executable, "-W", "error", "-c", code]
-    environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = ran(code, tmp_path)
     assert done.stdout == f"{wanted} False\n", done.stderr
 
 
@@ -181,8 +186,8 @@ assert np.allclose(*losses, rtol=1e-5), losses
 
 def test_what_is_left_of_a_routine_is_not_taken_for_it(tmp_path: Path) -> None:
     """Here the linker meets a section's own form of ``gemm`` before the routine itself."""
-    environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent)}
-    subprocess.run([sys.executable, "-W", "error", "-c", AFTER], cwd=tmp_path, env=environment, check=True, timeout=120)
+    done = ran(AFTER, tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 BOTH = """
@@ -199,12 +204,8 @@ for layer, specialize in ((nn.Linear, True), (nn.LSTM, True), (nn.GRU, False), (
 
 @pytest.mark.slow
 def test_straight_code_and_kernels_may_be_compiled_in_one_process_in_any_order(tmp_path: Path) -> None:
-    """What both call is compiled for each: an operand that is left out is told otherwise."""
-    answers = []
-    for cache in (tmp_path, _native.cache_root()):
-        environment = {**os.environ, "PYTHONPATH": str(_native.PACKAGE.parent), "CALCVM_CACHE_DIR": str(cache)}
-        command = [sys.executable, "-W", "error", "-c", BOTH]
-        answers.append(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250))
+    """Helpers that both call are compiled for each: an operand that is left out is at offset -1 in a kernel, and a null in straight code."""
+    answers = [ran(BOTH, tmp_path, 250, CALCVM_CACHE_DIR=str(cache)) for cache in (tmp_path, _native.cache_root())]
     assert [a.returncode for a in answers] == [0, 0], answers[0].stderr
     assert answers[0].stdout == answers[1].stdout
 

@@ -111,7 +111,7 @@ class StraightRows:
         """Begin a function that calls rows."""
         f = ir.Function(self.calls, ir.FunctionType(returned, taken), name)
         b = ir.IRBuilder(f.append_basic_block())
-        # of a kernel in Numba's convention, which nothing reads
+        # Numba's functions write a result and an exception through their first two arguments; nothing reads these
         self.answer = b.alloca(I8.as_pointer()), b.alloca(I8.as_pointer())
         return f, b
 
@@ -134,7 +134,7 @@ class StraightRows:
         b.call(f, given)
 
     def check(self, pc: int, word: str, value: int) -> None:
-        """Raise a CalcError if the target has no such integers."""
+        """A subclass raises a CalcError if its processor has no such integers."""
 
     def operand(self, b: ir.IRBuilder, heap: Any, word: str, dtype: str, offset: int) -> Any:
         """The address of an operand, whose elements have a type, at an offset of the program's heap."""
@@ -185,7 +185,7 @@ def pointer_to(dtype: str) -> Any:
 
 
 def section(symbol: str, rows: np.ndarray, names: Sequence[str], dtype: str, device: str, target: Target) -> bytes:
-    """The object of a kernel (see `kernel_signature`) that is rows."""
+    """The object file of one kernel (see `kernel_signature`) that runs all of these rows."""
     with global_compiler_lock:
         made = StraightRows(rows, names, dtype, device, target)
         made.link(range(len(rows)))
