@@ -2,8 +2,9 @@
 
 python -m tests.levels [LEVEL ...] [-- PYTEST_ARGS ...]
 
-Of a processor only what it computes with is another one: the code is LLVM's for that level, and runs on this machine.  A level
-that this machine has not is no success: it is said, and the exit status is that of the levels that ran.
+Of a processor only what it computes with is another one: the code is LLVM's for that level, and runs on this machine.  By default the
+level of this machine is left out: `make test` runs it.  A level that it has not is no success: it is said, and the exit status is that of
+the levels that ran.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def run(level: str, options: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    levels, options = arguments[:at] or [*LEVELS][1:], arguments[at + 1 :]
+    own = next(level for level in reversed(LEVELS) if not missing(level))
+    levels, options = arguments[:at] or [level for level in [*LEVELS][1:] if level != own], arguments[at + 1 :]
     said = {}
     for level in levels:
         lacks = missing(level)

@@ -102,7 +102,7 @@ def test_a_network_has_the_same_bits_in_any_memory(
             pytest.skip("takes --whole")
         monkeypatch.setattr(search, "EFFORT", 0)  # schedules that are not cheap are as right
     graph, _, free = problem(name, workers)
-    steps = 20 if whole else 4
+    steps = 8 if whole else 4
     less = []
     for budget, plan in in_less(name, workers, way):
         assert plan.heap_bytes <= budget

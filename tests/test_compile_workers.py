@@ -150,7 +150,7 @@ done(interrupted=interrupted, left=left, workers=most[0])
 @needs_cores
 def test_an_interrupt_leaves_no_builder_and_no_half_of_a_file(alone, tmp_path, whole):
     heard = 0
-    for after in [0.05 * n for n in range(1, 40)] if whole else [0.3, 1.0]:
+    for after in [0.1 * n for n in range(1, 20)] if whole else [0.3, 1.0]:
         answer, error, files = run(tmp_path / f"{after}", INTERRUPTED, AFTER=str(after))
         assert (answer["left"], answer["children"], error) == ([], [], "")
         assert alone.items() <= files.items()

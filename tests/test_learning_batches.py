@@ -167,7 +167,7 @@ def verdict(seed):
 def test_rounds_are_the_learning_batch_at_once_or_are_refused(whole):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = {seed: verdict(seed) for seed in range(4000 if whole else 80)}
+        found = {seed: verdict(seed) for seed in range(1500 if whole else 80)}
     counts = Counter(found.values())
     assert "WRONG" not in counts, [seed for seed, what in found.items() if what == "WRONG"]
     assert counts["right"] > len(found) // 4 and counts["refused"] > len(found) // 8, counts

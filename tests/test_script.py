@@ -189,7 +189,7 @@ def test_a_unet_as_published(size, tmp_path, whole):
     model = cv.Model(cv.zoo.unet(size=size, **({} if whole else {"width": 8})), **options)
     rng = np.random.default_rng(5)
     data = {"input": rng.normal(size=(3, 1, size, size)).astype("f"), "target": rng.integers(0, 2, (3, size, size))}
-    same_losses(model, tmp_path, data, [(0, n), (3 - n, 3), (1, 2), (0, n)])
+    same_losses(model, tmp_path, data, [(0, n), (3 - n, 3)])
 
 
 def test_a_unet_in_less_memory(tmp_path):

@@ -134,7 +134,7 @@ fleets = [cv.Fleet("1 MiB", workers=8), cv.Fleet("1 MiB", workers=8)]
 for fleet, n in zip(fleets, (8, 2)):
     for i in range(n):
         fleet.add(program, data=(A, b), seed=i)
-end = time.time() + {60 if whole else 3}
+end = time.time() + {25 if whole else 3}
 while time.time() < end:
     for fleet in fleets:
         fleet.advance(1)
@@ -154,7 +154,7 @@ def run(workers):
     fleet.fit(progress=False)
     return np.concatenate([h.losses for h in fleet.handles.values()])
 
-alone, end = run(1), time.time() + {60 if whole else 2}
+alone, end = run(1), time.time() + {25 if whole else 2}
 while time.time() < end:
     assert np.array_equal(run(5), alone)
     mine = [np.random.rand(24) for _ in range(8)]
@@ -191,7 +191,7 @@ print(n)
 )
 def test_interrupts_leave_the_team_as_it_was(call, whole):
     """A worker of an interrupted job waited at its barrier, and went on in the next job: of a model that nobody interrupted."""
-    assert int(child(INTERRUPTS.format(call=call, seconds=60 if whole else 3))) > 5
+    assert int(child(INTERRUPTS.format(call=call, seconds=25 if whole else 3))) > 5
 
 
 def test_threads_that_ask_at_once_get_the_same_numbers():

@@ -57,7 +57,8 @@ SAMPLE = ["adam", "add_fwd", "linear_bwd_w", "max_bwd", "softmax_cross_entropy_f
 
 
 def pytest_generate_tests(metafunc):
-    """A sample of kernels, of each family some, and of the VM's entries; with --whole, everything."""
+    """A sample of kernels, of each family some, and of the VM's entries; with --whole, everything; with --sampled each kernel of each
+    type for one of the capabilities."""
     (first, second), sampled = CAPABILITIES, {"key", "equation", "of"} & {*metafunc.fixturenames}
     whole = bool(sampled) and whole_of(metafunc)
     every = sorted(kernels()) + (sorted(instances()) if whole else TYPED)
@@ -69,6 +70,9 @@ def pytest_generate_tests(metafunc):
         sample = {first: some} if dtype == "float32" else {second: SAMPLE}
         # One compute capability after the other: what kernels share is compiled once for each.
         names = dict.fromkeys(CAPABILITIES, every) if whole else sample
+        if whole and metafunc.config.getoption("--sampled"):
+            turn = dtype == "float64"
+            names = {first: every[turn::2], second: every[1 - turn :: 2]}
         keys = [(name, dtype, cc) for cc in names for name in names[cc]]
         metafunc.parametrize("key", keys, ids=lambda k: f"{k[0]}-{k[2][0]}")
     if "equation" in metafunc.fixturenames:  # its text and the dtype

@@ -42,7 +42,7 @@ from tests.plainrows import row_of
 from tests.rowrun import EPS, close, guard_of, run_row, same_bits
 
 TEAMS = (2, 3, 5)
-SAMPLE, WHOLE, PARTS = 8, 400, 4
+SAMPLE, WHOLE, PARTS = 8, 160, 4
 _number = count()
 
 
