@@ -25,7 +25,7 @@ LONGEST := whole-others $(FOLDERS) $(FILES) whole-graphs whole-levels whole-race
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all prebuild whole-others whole-levels $(FOLDERS) $(FILES) $(KINDS) test-peers test-arm ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all test-micropython prebuild whole-others whole-levels $(FOLDERS) $(FILES) $(KINDS) test-peers test-arm ptx test-gpu sanitize-gpu lint size format docs site dist bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -67,6 +67,10 @@ test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 test-arm: $(VENV)/.dev ## run tests on 64-bit Arm, and compare bits of x86 processors, in an emulator (Debian: qemu-user-static)
 	$(BIN)/python -m tests.emulated x86
 	$(BIN)/python -m tests.emulated arm $(PYTEST_ARGS)
+
+test-micropython: $(VENV)/.dev ## build MicroPython's port to Unix with packs, and train in it (MICROPYTHON=FOLDER of its sources)
+	@test -n "$(MICROPYTHON)" || { echo "give the folder of MicroPython's sources: make test-micropython MICROPYTHON=FOLDER"; exit 1; }
+	MICROPYTHON=$(MICROPYTHON) $(BIN)/python -m pytest tests/edge/test_micropython.py $(PYTEST_ARGS)
 
 ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute capability; needs no GPU
 	$(BIN)/python -m pytest --whole tests/cuda/test_ptx.py $(PYTEST_ARGS)

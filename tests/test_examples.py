@@ -53,6 +53,16 @@ def test_sensors_learn_one_sample_at_a_time(tmp_path: Path) -> None:
     assert middle < early / 2 and after > 1.3 * middle and late < after / 2 and late < 0.7 * still
 
 
+def test_each_means_of_the_planner_takes_less_memory(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run("waterfall", "--out", str(tmp_path))
+    apart, lifetimes, in_place, inlined, again, lasting = (
+        int(n.replace(",", "")) for n in re.findall(r"[\d,]{7,}", out)
+    )
+    assert apart > lifetimes and in_place > inlined >= again > lasting
+    assert (tmp_path / "waterfall.png").read_bytes()[:4] == b"\x89PNG"
+
+
 @pytest.mark.parametrize("name", ["gan", "wgan_gp"])
 def test_two_networks_draw_digits(tmp_path: Path, name: str) -> None:
     for package in ("sklearn", "matplotlib"):

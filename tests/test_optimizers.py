@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -199,6 +200,15 @@ def test_cycles_are_whole_and_start_at_the_full_rate(factor, lengths):
     for start, n in zip(np.cumsum([0, *lengths]), lengths):
         cycle = got[start : start + n]
         assert (np.diff(cycle) < 0).all() and 0 < cycle[-1] < 0.2
+
+
+@pytest.mark.parametrize("factor", ["1.1", "1.3", "1.05", "2.5"])
+def test_cycles_end_where_exact_arithmetic_ends_them(factor):
+    starts = [0]
+    while starts[-1] < 20_000:
+        starts.append(starts[-1] + math.ceil(10 + starts[-1] * (Fraction(factor) - 1)))
+    got = rates(optim.CosineRestarts(10, float(factor)), starts[-1] + 1, 1.0)
+    assert np.flatnonzero(got == 1.0).tolist() == starts
 
 
 def test_a_period_made_shorter_restarts_at_once():

@@ -307,7 +307,8 @@ def export(
     paths: Annotated[str | None, typer.Option(help="Which become functions, such as predict (default: all).")] = None,
     objective: Annotated[str | None, typer.Option(help="size or speed.")] = None,
     format: Annotated[
-        str | None, typer.Option(help="object, archive, c, shared, python or browser, as the target has them.")
+        str | None,
+        typer.Option(help="object, archive, c, micropython, shared, python or browser, as the target has them."),
     ] = None,
     flash: Annotated[str | None, typer.Option(help='A hard cap of code and constants, such as "32 KiB".')] = None,
     ram: Annotated[str | None, typer.Option(help="A hard cap of the heap.")] = None,

@@ -17,10 +17,11 @@ from calcvm.ops import OPS
 from tests.conftest import whole_of
 from tests.edge.emulator import Machine, linked
 from tests.edge.native import Native
+from tests.edge.wasm import Wasm
 from tests.kinds.placed import OPERATORS, Placed, placements
 from tests.kinds.races import put
 
-PROCESSORS = ("cortex-m4f", "raspberry-pi-4", "riscv32", "esp32")  # the last as C, on this machine
+PROCESSORS = ("cortex-m4f", "raspberry-pi-4", "riscv32", "esp32", "browser")
 SAMPLE = 40  # of `make test`: every so many operators, each on one processor
 BATCH = 3
 CLOSE = 2e-6  # of the largest number; of a derivative near a pole as of the host's
@@ -42,9 +43,19 @@ def apart(found, wanted):
     return np.where(same, 0, np.abs(found.astype("f8") - wanted)).max(initial=0) / most
 
 
+def machine_of(target, folder, ram, entries):
+    """What runs a pack in a folder: this machine its C, a WebAssembly machine, or an emulated processor."""
+    if target == "browser":
+        return Wasm(folder / "it.wasm", ram)
+    if target == "esp32":
+        return Native(folder, ram)
+    code = linked((folder / "it.o").read_bytes(), TARGETS[target], entries, folder)
+    return Machine(code, TARGETS[target], ram)
+
+
 def test_an_operator_computes_as_on_the_host(operator, target, tmp_path):
     placed = Placed(OPS[operator], placements(OPS[operator])[0])
-    rng, processor = np.random.default_rng(0), TARGETS[target]
+    rng = np.random.default_rng(0)
     program = cv.compile(placed.graph(), batch_size=BATCH, device="small", keep=["y"])
     parameters, data = placed.parameters(rng), placed.data(BATCH, rng)
     with cv.CalcHeap(program.heap_bytes) as heap:
@@ -53,9 +64,7 @@ def test_an_operator_computes_as_on_the_host(operator, target, tmp_path):
             model.parameters[name][...] = value
         pack = model.export(tmp_path, target, "it", paths=["learn"])
         function = "it_step"
-        if processor.zig:
-            code = linked((tmp_path / "it.o").read_bytes(), processor, ["it_start", function], tmp_path)
-        machine = Machine(code, processor, pack.ram) if processor.zig else Native(tmp_path, pack.ram)
+        machine = machine_of(target, tmp_path, pack.ram, ["it_start", function])
         machine.call("it_start")
         loaded = model.loaded
         phases = ("forward", "backward", "optimize", "end_round") if placed.trains else ("forward",)

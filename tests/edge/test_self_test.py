@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import calcvm as cv
@@ -25,16 +26,20 @@ NETWORKS = {
 }
 
 
-def self_test(folder, target):
-    """What the header's function returns on an emulated processor, compiled with the pack."""
+def machine_of(folder, target, source, *options):
+    """An emulated processor with a pack, and the C function ``self_test`` that calls it."""
     processor = TARGETS[target]
-    files = {"main.c": MAIN.encode(), "it.h": (folder / "it.h").read_bytes()}
-    main = linker.linked(files, [*processor.zig, "-O1", "-c", "-fno-sanitize=all"], "a test")
+    files = {"main.c": source.encode(), "it.h": (folder / "it.h").read_bytes()}
+    main = linker.linked(files, [*processor.zig, "-O1", "-c", "-fno-sanitize=all", *options], "a test")
     both = linker.linked(
         {"main.o": main, "it.o": (folder / "it.o").read_bytes()}, [*processor.zig, "-r", "-nostdlib"], "a test"
     )
-    machine = Machine(linked(both, processor, ["self_test"], folder), processor, 1 << 16)
-    return machine.call("self_test")
+    return Machine(linked(both, processor, ["self_test"], folder), processor, 1 << 16)
+
+
+def self_test(folder, target):
+    """What the header's function returns."""
+    return machine_of(folder, target, MAIN).call("self_test")
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -48,6 +53,20 @@ def test_it_passes_on_processors_and_fails_where_a_number_is_another(target, nam
     text, largest = header.read_text(), max(values[0], key=abs)
     header.write_text(text.replace(repr(largest), repr(largest * 1.01)))
     assert header.read_text() != text and self_test(tmp_path, target) == 1
+
+
+@pytest.mark.parametrize(("dtype", "target"), [("float32", "cortex-m4f"), ("float64", "raspberry-pi-4")])
+def test_what_is_no_number_fails_where_compilers_take_all_for_numbers(dtype, target, tmp_path):
+    """As the default of some IDEs for microcontrollers."""
+    model_of(network(), (4,), dtype=dtype).export(tmp_path, target, "it")
+    c_type = {"float32": "float", "float64": "double"}[dtype]
+    source = f"""#include "it.h"
+        static const {c_type} ones[4] = {{1, 1, 1, 1}};
+        int self_test(void *heap) {{ return it_apart(heap, ones, 4); }}"""
+    machine = machine_of(tmp_path, target, source, "-ffast-math")
+    for third in (1, -1, 0, 1.1, np.nan, -np.nan, np.inf, -np.inf):
+        machine.write(np.array([1, 1, third, 1], dtype))
+        assert machine.call("self_test") == (third != 1), third
 
 
 def test_it_is_a_method_in_python(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ import subprocess
 
 import numpy as np
 import pytest
-import wasmtime
 
 import calcvm as cv
 from calcvm import nn
 from tests.edge.test_packs import STEPS, apart, model_of, network
+from tests.edge.wasm import Wasm
 
 NODE = shutil.which("node")
 
@@ -23,39 +23,24 @@ class Web:
     def __init__(self, model, folder, **how):
         self.model, self.pack = model, model.export(folder, "browser", "it", **how)
         self.facts = json.loads((folder / "it.json").read_text())
-        code = (folder / "it.wasm").read_bytes()
-        self.bytes = len(code)
-        self.store = wasmtime.Store()
-        module = wasmtime.Module(self.store.engine, code)
-        assert module.imports == []
-        self.exports = wasmtime.Instance(self.store, module, []).exports(self.store)
-        self.memory, end = self.exports["memory"], self.exports["__heap_base"].value(self.store)
-        self.heap = -(-end // 64) * 64
-        self.memory.grow(self.store, -(-self.pack.ram // 65536))
-        self.write(0, np.full(self.pack.ram, 0xA5, np.uint8))
-        assert self.exports["it_start"](self.store, self.heap) == 0
-
-    def write(self, at, array):
-        self.memory.write(self.store, np.ascontiguousarray(array).tobytes(), self.heap + at)
-
-    def read(self, at, n, dtype):
-        size = n * np.dtype(dtype).itemsize
-        return np.frombuffer(bytes(self.memory.read(self.store, self.heap + at, self.heap + at + size)), dtype)
+        self.machine = Wasm(folder / "it.wasm", self.pack.ram)
+        self.bytes, self.write, self.read = self.machine.bytes, self.machine.write, self.machine.read
+        assert self.machine.call("it_start") == 0
 
     def __call__(self, function, **arrays):
         for name, array in arrays.items():
             of = self.facts["arrays"][name]
-            self.write(of["at"], np.asarray(array, of["dtype"]))
-        return self.exports[f"it_{function}"](self.store, self.heap)
+            self.write(np.asarray(array, of["dtype"]), of["at"])
+        return self.machine.call(f"it_{function}")
 
     def __getitem__(self, name):
         of = self.facts["arrays"][name]
-        return self.read(of["at"], int(np.prod(of["shape"])), of["dtype"])
+        return self.read(int(np.prod(of["shape"])), of["dtype"], of["at"])
 
     @property
     def state(self):
         at, n = self.pack.state
-        return self.read(at, n, "u1").tobytes()
+        return self.read(n, "u1", at).tobytes()
 
 
 NETWORKS = {

@@ -11,6 +11,7 @@ description  what a pack is described by, whatever is written for it
 c_header     its C header, with states in pages
 web          its JavaScript module, for WebAssembly
 on_board     its Python package, which calls python_module.c
+micropython  a user C module of MicroPython, with micropython_module.c
 linker       libraries and modules, by ziglang
 formats      what it may be written as
 state        what lasts, from a model to a device and back

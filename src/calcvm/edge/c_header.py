@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from calcvm.edge.description import OWN, Array, Description
 from calcvm.edge.on_board import TOLERANCE
@@ -72,17 +73,21 @@ static inline const void *{name}_load(void *heap, const void *a, const void *b, 
 }}
 """
 
+INFINITE = {"float": 128, "double": 240}  # from there on, the second byte of a number whose exponent is all ones
 SELF_TEST = """
 static inline int {name}_apart(const {c_type} *found, const {c_type} *wanted, uint32_t n)
 {{
-    {c_type} largest = 1e-6f, most = 0;
+    {c_type} largest = ({c_type})1e-6L, most = 0;
     for (uint32_t k = 0; k < n; k++) {{
+        const unsigned char *high = (const unsigned char *)(found + k + 1) - 2; /* of the number's bytes */
         {c_type} size = wanted[k] < 0 ? -wanted[k] : wanted[k], apart = found[k] - wanted[k];
+        if ((high[1] & 127) == 127 && high[0] >= {infinite}) /* no number: compilers may take it for one */
+            return 1;
         largest = size > largest ? size : largest;
         apart = apart < 0 ? -apart : apart;
-        most = apart <= most ? most : apart; /* and if it is NaN */
+        most = apart > most ? apart : most;
     }}
-    return !(most <= {tolerance}f * largest);
+    return most > ({c_type}){tolerance}L * largest;
 }}
 
 /* 0 if the functions compute here, of data by a formula, what the PC has computed; else the number of the first that does not, from 1
@@ -132,10 +137,7 @@ def c_header(pack: Description) -> str:
         f"#define {upper}_STATE_BYTES {lasting}",
         "",
         f"int32_t {name}_start(void *heap);",
-        *(
-            f"int32_t {name}_{f.name}(void *heap); /* {', '.join(f.feeds)} -> {', '.join(f.outputs)} */"
-            for f in pack.functions
-        ),
+        *(f"int32_t {name}_{f.name}(void *heap); /* {_said(f.feeds)} -> {_said(f.outputs)} */" for f in pack.functions),
         "",
         *(_accessor(pack, called, array) for called, array in pack.arrays.items()),
         *([_self_test(pack)] if pack.self_test else []),
@@ -149,9 +151,14 @@ def c_header(pack: Description) -> str:
     return "\n".join(lines)
 
 
+def _said(names: Iterable[str]) -> str:
+    """Names in a comment."""
+    return re.sub(r"\*/|[\x00-\x1f]", "_", ", ".join(names))
+
+
 def _called(pack: Description, array: str) -> str:
     """The function for the place of an array."""
-    function = re.sub(r"\W", "_", array)
+    function = re.sub(r"\W", "_", array, flags=re.ASCII)
     if function in {*OWN, *(f.name for f in pack.functions)}:
         function += "_data"
     return f"{pack.name}_{function}"
@@ -173,7 +180,7 @@ def _self_test(pack: Description) -> str:
             of, n = pack.arrays[name], math.prod(pack.arrays[name].shape)
             c_type, floats = C_TYPES[of.dtype], of.dtype.startswith("float")
             value = f"(k + 1) % {of.classes}" if of.classes else "37u * k % 101"
-            value = f"({c_type})({value})" + " / 101 - 0.5f" * (floats and not of.classes)
+            value = f"({c_type})({value})" + f" / 101 - ({c_type})0.5L" * (floats and not of.classes)
             data.append(
                 f"        for (uint32_t k = 0; k < {n}; k++)\n            {_called(pack, name)}(heap)[k] = {value};"
             )
@@ -184,7 +191,10 @@ def _self_test(pack: Description) -> str:
         if wanted:
             how = {"name": pack.name, "function": function.name, "number": number, "c_type": _float(pack)}
             tests.append(TEST.format(wanted=", ".join(wanted), data="\n".join(data), apart=" || ".join(apart), **how))
-    return SELF_TEST.format(name=pack.name, tests="\n".join(tests), tolerance=TOLERANCE, c_type=_float(pack))
+    c_type = _float(pack)
+    return SELF_TEST.format(
+        name=pack.name, tests="\n".join(tests), tolerance=TOLERANCE, c_type=c_type, infinite=INFINITE[c_type]
+    )
 
 
 def _float(pack: Description) -> str:

@@ -483,5 +483,6 @@ def _number(text: str, kind: str) -> str:
     if not math.isfinite(x):
         (bits,) = struct.unpack(*("<I", struct.pack("<f", x)) if single else ("<Q", struct.pack("<d", x)))
         return f"float_of({bits}u)" if single else f"double_of({bits}ull)"
-    text = x.hex() + "f" * single
-    return f"({text})" if text[0] == "-" else text
+    if not single:  # of long double, since some builds take all others for floats (-fsingle-precision-constant)
+        return f"((double){x.hex()}L)"
+    return f"({x.hex()}f)" if x.hex()[0] == "-" else f"{x.hex()}f"

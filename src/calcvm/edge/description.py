@@ -10,8 +10,12 @@ from calcvm.edge.targets import Processor
 from calcvm.frozen import frozen
 from calcvm.ops.types import BYTES
 
-# functions of every pack
-OWN = ("start", "save", "load", "state", "checksum", "number", "number_at", "is_whole", "self_test", "apart")
+# of labels that a function takes: place, type, number of elements, classes, the one that is ignored, the row that a trap tells
+Labels = tuple[int, str, int, int, "int | None", int]
+# functions of every pack, and methods in MicroPython
+OWN = (
+    "start", "save", "load", "state", "checksum", "number", "number_at", "is_whole", "self_test", "apart", "array", "page",
+)  # fmt: skip
 
 
 @frozen

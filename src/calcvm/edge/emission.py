@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from calcvm.edge.description import Labels
 from calcvm.edge.places import Places
 from calcvm.edge.targets import TARGETS, Processor
 from calcvm.errors import CalcError
@@ -51,12 +52,13 @@ def emit(
     start: str,
     image: bytes,
     constants: bytes,
+    labels: Mapping[str, list[Labels]],
     source: str = "",
 ) -> Code:
     """The object of a program's entries: for each name the spans of its rows; and ``start``, which sets a heap to an image.
 
     image : the bytes of ``places.state``; all others of the heap are 0.  constants : those of ``places.constants``.
-    source : the name of a C source that is made, too.
+    labels : by entry, what is looked at before any row runs.  source : the name of a C source that is made, too.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def emit(
     data = (image, constants, file.getvalue())
     request = {
         "target": processor.name, "batch": batch, "entries": entries, "start": start, "objective": objective, "places": asdict(places),
-        "bytes": [*map(len, data)], "source": source,
+        "bytes": [*map(len, data)], "labels": labels, "source": source,
     }  # fmt: skip
     answer, told = answered(processor.bits, json.dumps(request).encode() + b"\n" + b"".join(data))
     head, _, code = answer.partition(b"\n")
@@ -119,7 +121,8 @@ def _made(request: dict[str, Any], processor: Processor) -> tuple[dict[str, Any]
         processor = replace(processor, target=replace(processor.target, dsp=False))
     image, constants, file = map(sys.stdin.buffer.read, request["bytes"])
     program, places = load_program(io.BytesIO(file)), Places(**request["places"])
-    made = Straight(program, request["batch"], request["entries"], processor, request["objective"], places, constants)
+    how = processor, request["objective"], places, constants, request["labels"]
+    made = Straight(program, request["batch"], request["entries"], *how)
     made.start(request["start"], places.of(places.state[0])[0], image)
     made.finish()
     source = c_source(made.module, request["source"]) if request["source"] else ""

@@ -10,6 +10,7 @@ from calcvm.edge import on_board
 from calcvm.edge.c_header import c_header
 from calcvm.edge.description import Array, Description
 from calcvm.edge.linker import archive, linked
+from calcvm.edge.micropython import build_files, user_module
 from calcvm.edge.web import javascript
 
 Files = dict[str, bytes | str]
@@ -18,6 +19,16 @@ LIBRARY = (
     "-Wl,--no-eh-frame-hdr", "-Wl,-z,max-page-size=4096", "-Wl,-z,norelro", "-Wl,-z,now", "-fno-plt", "-fno-ident",
     "-fno-stack-protector", "-fno-sanitize=all",
 )  # fmt: skip
+
+CODES = {
+    "float32": "f",
+    "float64": "d",
+    "int64": "q",
+    "int32": "i",
+    "uint8": "B",
+    "int8": "b",
+    "bool": "B",
+}  # as of Python's struct
 
 
 def written(format: str, pack: Description, code: bytes) -> Files:
@@ -55,7 +66,8 @@ def _browser(pack: Description, code: bytes) -> Files:
 def _python(pack: Description, code: bytes) -> Files:
     """A package: functions on Python's stable ABI in a library that ctypes may load, too; and a class that calls them."""
     module = _resource("python_module.c").encode()
-    sources = {"pack.o": code, "module.c": module, "pack.h": _tables(pack).encode()}
+    functions = "".join(f"int {pack.name}_{name}(void *);\n" for name in pack.facts()["functions"])
+    sources = {"pack.o": code, "module.c": module, "pack.h": (functions + _tables(pack)).encode()}
     options = ("-std=c99", "-fno-asynchronous-unwind-tables", "-fvisibility=hidden")
     library = _library(sources, pack, options, "a pack for Python")
     return {"_code.abi3.so": library, "__init__.py": _package(pack)}
@@ -66,19 +78,20 @@ def _resource(name: str) -> str:
 
 
 def _tables(pack: Description) -> str:
-    """What python_module.c includes."""
+    """Numbers and rows of tables, as python_module.c and micropython_module.c know a pack."""
     names, functions = list(pack.arrays), pack.facts()["functions"]
 
     def rows(each: Iterable[str]) -> str:
         return "{" + ", ".join(each) + "}"
 
     def array(name: str, of: Array) -> str:
-        return f'{{"{name}", {of.at}, {of.bytes}, {int(of.dtype.startswith("float"))}, {len(of.shape)}, {rows(map(str, of.shape or [0]))}}}'
+        numbers = (of.at, of.bytes, f"'{CODES[of.dtype]}'", len(of.shape), rows(map(str, of.shape or [0])))
+        return rows([_quoted(name), *map(str, numbers)])
 
     def function(name: str, takes: list[str], gives: list[str]) -> str:
         numbers = [rows(str(names.index(a)) for a in of) if of else "{0}" for of in (takes, gives)]
         what = f"{name}({', '.join(takes)}) -> {', '.join(gives)}"
-        return f'{{"{name}", "{what}", {pack.name}_{name}, {len(takes)}, {len(gives)}, {", ".join(numbers)}}}'
+        return f'{{"{name}", {_quoted(what)}, {pack.name}_{name}, {len(takes)}, {len(gives)}, {", ".join(numbers)}}}'
 
     numbers = {
         "BATCH": pack.batch, "ALIGN": pack.align, "N_ARRAYS": len(names), "N_FUNCTIONS": len(functions),
@@ -89,11 +102,15 @@ def _tables(pack: Description) -> str:
     return "\n".join([
         f"enum {rows(f'{name} = {value}' for name, value in numbers.items())};",
         f"#define TRAPPED {trapped}",
-        *[f"int {pack.name}_{name}(void *);" for name in functions],
         f"#define ARRAY_ROWS {rows(array(*a) for a in pack.arrays.items())}",
         f"#define FUNCTION_ROWS {rows(function(name, of['takes'], of['gives']) for name, of in functions.items())}",
         "",
     ])  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    """A text as C has it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _package(pack: Description) -> str:
@@ -108,4 +125,14 @@ def _package(pack: Description) -> str:
     return text.replace(empty, f"PACK = {json.dumps(facts)}\n")
 
 
-FORMATS = {"object": _object, "c": _c, "archive": _archive, "shared": _shared, "python": _python, "browser": _browser}
+# ---------------------------------------------------------------- MicroPython
+def _micropython(pack: Description, code: bytes) -> Files:
+    """A user C module: the source and header of a pack, and the class that calls it."""
+    module = user_module(pack, _tables(pack), _resource("micropython_module.c"))
+    return {**_c(pack, code), f"{pack.name}_module.c": module, **build_files(pack.name)}
+
+
+FORMATS = {
+    "object": _object, "c": _c, "archive": _archive, "shared": _shared, "python": _python, "browser": _browser,
+    "micropython": _micropython,
+}  # fmt: skip

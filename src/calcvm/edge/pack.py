@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calcvm import checks
-from calcvm.edge.description import OWN, Array, Description, Function
+from calcvm.edge.description import OWN, Array, Description, Function, Labels
 from calcvm.edge.elf import Elf
 from calcvm.edge.emission import emit
 from calcvm.edge.formats import written
+from calcvm.edge.micropython import MODULES
 from calcvm.edge.places import Places, places_of
 from calcvm.edge.self_test import expected
 from calcvm.edge.state import Lasting, from_device, lasting_of, newest, to_device
@@ -21,13 +24,11 @@ from calcvm.edge.targets import Processor
 from calcvm.edge.web import wasm
 from calcvm.errors import CalcError, FileError, PlanError, telling
 from calcvm.files import replace
-from calcvm.formulas.steps import COSINE, COSINE_RESTARTS
 from calcvm.frozen import frozen
 from calcvm.kernels_cpu import own_kernels
 from calcvm.ops.statement import PHASES
 from calcvm.planner.lifetimes import Machine
 from calcvm.tables import laid_out
-from calcvm.vm.program.encoding import decode_row
 from calcvm.vm.run.device import Cpu
 from calcvm.vm.run.loaded import FORWARD
 
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.base_model import BaseModel
     from calcvm.vm.run.loaded import Loaded
 
-TAKEN = ("main", "math", "stdint", "string")  # whose files would stand for others
+TAKEN = (  # whose files would stand for others
+    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "main", "math", "setjmp", "signal",
+    "stdarg", "stdbool", "stddef", "stdint", "stdio", "stdlib", "string", "tgmath", "time", "wchar", "wctype",
+)  # fmt: skip
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 HELPERS = (
     "memcpy",
@@ -153,22 +157,24 @@ class Order:
     ram: int | None
 
 
-def export(loaded: Loaded, paths: Mapping[str, str], model: BaseModel, folder: Any, order: Order) -> Pack:
-    """`Model.export`; ``loaded`` : the program, of the model's graph.  ``paths`` : by function."""
+def export(loaded: Loaded, paths: Sequence[tuple[str, str]], model: BaseModel, folder: Any, order: Order) -> Pack:
+    """`Model.export`; ``loaded`` : the program, of the model's graph.  ``paths`` : of each function its name and path."""
     processor, name, batch = order.processor, order.name, order.batch
-    if not isinstance(name, str) or not NAME.fullmatch(name) or name in TAKEN:
+    taken = (*TAKEN, *MODULES) if order.format == "micropython" else TAKEN
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in taken or iskeyword(name):
         raise CalcError(
-            f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted, and none of {', '.join(TAKEN)}"
+            f"export: name {checks.shown(name)}: a C name of small letters, digits and _, at most 32, is wanted, not that of a header of C, "
+            "a module of MicroPython or a word of Python"
         )
     if not paths:
         raise CalcError("export: paths is empty: name one, or leave it out")
     program, narrow = loaded.program, processor.bits == 32
     batch = program.batch_size if batch is None else checks.integer("export: batch_size", batch, 1, program.batch_size)
     _check(loaded, processor)
-    functions = [_function(loaded, what, path) for what, path in paths.items()]
+    functions = [_function(loaded, what, path) for what, path in paths]
     if len({*OWN, *(f.name for f in functions)}) < len(OWN) + len(paths):
         raise CalcError(
-            f"export: paths {', '.join(paths.values())} give two functions one name, or one of {', '.join(OWN)}: rename a path"
+            f"export: paths {', '.join(path for _, path in paths)} give two functions one name, or one of {', '.join(OWN)}: rename a path"
         )
     entries = {f"{name}_{f.name}": f.spans for f in functions}
     places = places_of(program, [span for spans in entries.values() for span in spans], loaded.image)
@@ -177,15 +183,18 @@ def export(loaded: Loaded, paths: Mapping[str, str], model: BaseModel, folder: A
     kept = to_device(image, model.loaded, lasting, size)
     constants = to_device(image, model.loaded, constant, places.constants[1] - places.constants[0])
     _check_cap("ram", places.ram, order.ram, f"the heap of a batch of {batch}")
-    start, source = kept.rstrip(b"\0"), name if order.format == "c" else ""
-    code = emit(program, batch, entries, processor, order.objective, places, f"{name}_start", start, constants, source)
-    stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
+    start, source = kept.rstrip(b"\0"), name if order.format in ("c", "micropython") else ""
     arrays = {v: _array(loaded, v, batch, places) for f in functions for v in (*f.feeds, *f.outputs)}
+    labels = {f"{name}_{f.name}": _labels(loaded, f, arrays) for f in functions}
+    code = emit(
+        program, batch, entries, processor, order.objective, places, f"{name}_start", start, constants, labels, source
+    )
+    stack = {entry: code.stack(entry) for entry in (f"{name}_start", *entries)}
     binary = wasm(code.object, processor, [*stack], max(stack.values())) if processor.wasm else code.object
     elf = None if processor.wasm else Elf(binary)
     pack = Description(
         name=name, processor=processor, program=program.hash, batch=batch, functions=tuple(functions),
-        arrays=arrays, self_test=expected(model, dict(zip(paths.values(), functions)), arrays),
+        arrays=arrays, self_test=expected(model, {path: f for (_, path), f in zip(paths, functions)}, arrays),
         flash=elf.flash if elf else len(binary), ram=places.ram, align=Machine(program.itemsize, device=loaded.device.name).line,
         state=(places.of(places.state[0])[0], size), lasting=lasting, stack=stack,
         undefined=tuple(f for f in elf.undefined if f not in HELPERS) if elf else (),
@@ -212,15 +221,6 @@ def _check(loaded: Loaded, processor: Processor) -> None:
         )
     if loaded.paged[1] > loaded.paged[0]:
         raise CalcError("export: the program keeps values in a file (pages): plan it without them")
-    specs = (
-        [(loaded.program.spec(pc), row) for pc, row in enumerate(loaded.program.rows)] if processor.bits == 32 else []
-    )
-    if any(
-        spec.name == "tick" and decode_row(spec, row)[0]["schedule"] in (COSINE, COSINE_RESTARTS) for spec, row in specs
-    ):
-        raise CalcError(
-            f"export: {processor.name} has no cosine, which the schedule of the learning rate needs: take another one"
-        )
     if processor.bits == 32 and loaded.program.dtype != "float32":
         raise CalcError(f"export: {processor.name} computes in float32, and the program has {loaded.program.dtype}")
 
@@ -231,13 +231,32 @@ def _function(loaded: Loaded, what: str, path: str) -> Function:
     spans = [*loaded.round(path, *phases[: len(FORWARD)])]
     if phases == PHASES:
         spans.append(loaded.span(path, phases[len(FORWARD) :]))
-    return Function(re.sub(r"\W", "_", what), spans, tuple(loaded.feeds(path, phases)), tuple(_outputs(loaded, path)))
+    return Function(
+        re.sub(r"\W", "_", what, flags=re.ASCII),
+        spans,
+        tuple(loaded.feeds(path, phases)),
+        tuple(_outputs(loaded, path)),
+    )
 
 
 def _array(loaded: Loaded, name: str, batch: int, places: Places) -> Array:
     symbol = loaded.symbol(name)
     classes = loaded.variables[name]["classes"] or 0
     return Array(places.of(symbol.start)[0], tuple(loaded.shape(name, batch)), symbol.dtype, classes)
+
+
+def _labels(loaded: Loaded, function: Function, arrays: Mapping[str, Array]) -> list[Labels]:
+    """The labels that a function takes; a trap tells the first row that reads them."""
+    program, found = loaded.program, []
+    numbers = {symbol.name: k for k, symbol in enumerate(program.symbols)}
+    for name in function.feeds:
+        of = arrays[name]
+        if of.classes:
+            rows = (pc for span in function.spans for pc in range(*span))
+            row = next((pc for pc in rows if numbers[name] in program.operand_values[pc]), 0)
+            ignored = loaded.variables[name].get("ignored")
+            found.append((of.at, of.dtype, math.prod(of.shape), of.classes, ignored, row))
+    return found
 
 
 def _outputs(loaded: Loaded, path: str) -> list[str]:

@@ -3,7 +3,7 @@
 #include "pack.h"
 
 typedef __INTPTR_TYPE__ ssize;
-static const struct array { const char *name; ssize at, bytes; int is_float, rank; ssize shape[MOST_AXES]; } ARRAYS[] = ARRAY_ROWS;
+static const struct array { const char *name; ssize at, bytes; char code; int rank; ssize shape[MOST_AXES]; } ARRAYS[] = ARRAY_ROWS;
 static const struct function { const char *name, *what; int (*run)(void *); int n_takes, n_gives; short takes[MOST_ARRAYS], gives[MOST_ARRAYS]; }
     FUNCTIONS[] = FUNCTION_ROWS;
 
@@ -48,7 +48,7 @@ static int taken(PyObject *value, int number, char *heap)
 static int take(PyObject *value, int number, char *heap, PyObject *convert)
 {
     const struct array *a = &ARRAYS[number];
-    if (a->is_float && a->bytes == 4 && (value->type == &PyLong_Type || value->type == &PyFloat_Type)) {
+    if (a->code == 'f' && a->bytes == 4 && (value->type == &PyLong_Type || value->type == &PyFloat_Type)) {
         double x = PyFloat_AsDouble(value);
         *(float *)(heap + a->at) = (float)x;
         return !(x == -1.0 && PyErr_Occurred());
@@ -68,7 +68,7 @@ static int take(PyObject *value, int number, char *heap, PyObject *convert)
 static PyObject *result(PyObject *self, const struct function *f, int k, char *heap)
 {
     const struct array *a = &ARRAYS[f->gives[k]];
-    if (!a->rank && a->is_float && a->bytes == 4)
+    if (!a->rank && a->code == 'f' && a->bytes == 4)
         return PyFloat_FromDouble(*(float *)(heap + a->at));
     return PyObject_CallObject(PyTuple_GetItem(self, RESULTS + k), 0);
 }

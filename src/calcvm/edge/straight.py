@@ -17,6 +17,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from calcvm.edge.description import Labels
 from calcvm.edge.elf import Elf
 from calcvm.edge.libm import libm_of
 from calcvm.edge.places import Places
@@ -29,14 +30,19 @@ from calcvm.kernels_cpu._straight import StraightRows, pointer_to
 from calcvm.ops.types import BYTES
 from calcvm.vm.program.program import Program
 
+OF_LIBM = re.compile(r"^llvm\.(\w+)\.(?:v1)?f32$")
 DEFINITION = re.compile(r"^(define [^{]*\)(?: (?:local_)?unnamed_addr)?)( [^{]*)?\{$", re.MULTILINE)
 ALLOCATION = re.compile(r"alloca (?:\[(\d+) x )?(\w+)")
 BYTES_OF = {"i8": 1, "i32": 4, "float": 4, "ptr": 4, "i64": 8, "double": 8}
-TRAP_SHIFT = 8
+TRAP_SHIFT, NO_CLASS = 8, 1
+I64, BOOL = ir.IntType(64), ir.IntType(1)
 
 
 class Straight(StraightRows):
-    """The module of a program's entries, for a batch; ``entries`` : for each name the spans of its rows."""
+    """The module of a program's entries, for a batch.
+
+    entries : for each name the spans of its rows.  labels : for some what is looked at before any row runs.
+    """
 
     def __init__(
         self,
@@ -47,6 +53,7 @@ class Straight(StraightRows):
         objective: str,
         places: Places,
         constants: bytes,
+        labels: Mapping[str, Sequence[Labels]],
     ):
         names = [name for name, _ in program.instructions]
         device = "small" if processor.scalar else program.info.get("device", "cpu")
@@ -57,7 +64,7 @@ class Straight(StraightRows):
         self.small = import_module("calcvm.kernels_cpu._small") if processor.bits == 32 else None
         self.link(pc for spans in entries.values() for span in spans for pc in range(*span))
         for name, spans in entries.items():
-            self._entry(name, spans)
+            self._entry(name, spans, labels.get(name, ()))
 
     def start(self, name: str, place: int, image: bytes) -> None:
         """An entry that sets the heap to 0, but for an image at a place."""
@@ -68,10 +75,10 @@ class Straight(StraightRows):
         b = ir.IRBuilder(f.append_basic_block())
         heap, n, constant = b.bitcast(f.args[0], I8.as_pointer()), len(image), self._constant(f"{name}_image", image)
         for start, stop in ((0, place), (place + n, self.places.ram)):
-            args = [b.gep(heap, [WORD(start)]), I8(0), WORD(stop - start), ir.IntType(1)(0)]
+            args = [b.gep(heap, [WORD(start)]), I8(0), WORD(stop - start), BOOL(0)]
             b.call(self._intrinsic("llvm.memset.p0", args), args)
         if n:
-            args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), ir.IntType(1)(0)]
+            args = [b.gep(heap, [WORD(place)]), b.bitcast(constant, I8.as_pointer()), WORD(n), BOOL(0)]
             b.call(self._intrinsic("llvm.memcpy.p0.p0", args), args)
         b.ret(I32(0))
 
@@ -94,10 +101,12 @@ class Straight(StraightRows):
         kernel = small.KERNELS.get(name) or super().kernel(name)[0]
         return kernel, tuple((word, "ptr.float32" if word in small.HYPER else kind) for word, kind in kernel.words)
 
-    def _entry(self, name: str, spans: Sequence[tuple[int, int]]) -> None:
+    def _entry(self, name: str, spans: Sequence[tuple[int, int]], labels: Sequence[Labels]) -> None:
         f, b = self.function(name, I32, [self.element.as_pointer()])
         (heap,) = f.args
         heap.add_attribute("nonnull")
+        for of in labels:
+            self._look_at(b, heap, *of)
         code, where = (b.gep(heap, [I32(place)]) for place in (TRAP_CODE, TRAP_PC))
         end = f.append_basic_block()
         for span in spans:
@@ -111,6 +120,50 @@ class Straight(StraightRows):
         for place in (code, where):
             b.store(self.element(0.0), place)
         b.ret(trap)
+
+    def _look_at(
+        self, b: ir.IRBuilder, heap: Any, at: int, dtype: str, n: int, classes: int, ignored: int | None, row: int
+    ) -> None:
+        """Return a trap if a label is no class, before anything has changed."""
+        f, begin = b.function, b.block
+        loop, inside, outside, following, trap, done = (f.append_basic_block() for _ in range(6))
+        place = b.bitcast(b.gep(b.bitcast(heap, I8.as_pointer()), [WORD(at)]), pointer_to(dtype))
+        b.branch(loop)
+        b.position_at_end(loop)
+        k = b.phi(WORD)
+        label = b.load(b.gep(place, [k]))
+        if floats := isinstance(label.type, (ir.FloatType, ir.DoubleType)):
+            is_class = b.and_(
+                *(
+                    b.fcmp_ordered(sign, label, label.type(limit))
+                    for sign, limit in ((">=", 0.0), ("<", float(classes)))
+                )
+            )
+        else:
+            label = (b.zext if dtype in ("uint8", "bool") else b.sext)(label, I64) if label.type != I64 else label
+            is_class = b.icmp_unsigned("<", label, I64(classes))
+        b.cbranch(is_class, inside, outside)
+        b.position_at_end(inside)
+        whole = b.fcmp_ordered("==", b.sitofp(b.fptosi(label, I32), label.type), label) if floats else BOOL(1)
+        b.cbranch(whole, following, trap)
+        b.position_at_end(outside)
+        if ignored is None:
+            b.branch(trap)
+        else:
+            same = (
+                b.fcmp_ordered("==", label, label.type(float(ignored)))
+                if floats
+                else b.icmp_signed("==", label, I64(ignored))
+            )
+            b.cbranch(same, following, trap)
+        b.position_at_end(following)
+        further = b.add(k, WORD(1))
+        k.add_incoming(WORD(0), begin)
+        k.add_incoming(further, following)
+        b.cbranch(b.icmp_signed("<", further, WORD(n)), loop, done)
+        b.position_at_end(trap)
+        b.ret(I32(NO_CLASS + (row << TRAP_SHIFT)))
+        b.position_at_end(done)
 
     def check(self, pc: int, word: str, value: int) -> None:
         if not -(2 ** (WORD.width - 1)) <= value < 2 ** (WORD.width - 1):
@@ -135,14 +188,19 @@ class Straight(StraightRows):
                 f.add_function_attribute("optsize")
         self.optimize("part_", not self.smallest, not self.smallest and not self.processor.wasm)
         # LLVM tells the frame of each function as a warning
-        module = llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', str(self.module)))
+        module = _measured(str(self.module))
         module.verify()
-        self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
-        self.frames = {f.name: _allocated(f) for f in module.functions if self.processor.wasm and not f.is_declaration}
         self.code = self.machine.emit_object(module)
         if not self.processor.wasm and (text := libm_of(Elf(self.code).undefined)):
-            module.link_in(llvm.parse_assembly(text), preserve=True)
+            module.link_in(_measured(text), preserve=True)
             self.code = self.machine.emit_object(module)
+        self.calls_of = {f.name: _called(f) for f in module.functions if not f.is_declaration}
+        self.frames = {f.name: _allocated(f) for f in module.functions if self.processor.wasm and not f.is_declaration}
+
+
+def _measured(text: str) -> llvm.ModuleRef:
+    """A module of whose functions LLVM tells the frames."""
+    return llvm.parse_assembly(DEFINITION.sub(r'\1 "warn-stack-size"="0"\2{', text))
 
 
 def _allocated(f: llvm.ValueRef) -> int:
@@ -152,7 +210,8 @@ def _allocated(f: llvm.ValueRef) -> int:
 
 
 def _called(f: llvm.ValueRef) -> list[str]:
-    """The functions that a function calls."""
+    """The functions that a function calls, and those of libm that it may call for an intrinsic."""
     calls = [i for block in f.blocks for i in block.instructions if i.opcode in ("call", "invoke")]
     names = [[*call.operands][-1].name for call in calls]
+    names = [OF_LIBM.sub(r"\1f", name) for name in names]
     return [name for name in dict.fromkeys(names) if name and not name.startswith("llvm.")]

@@ -33,8 +33,8 @@ class Processor:
         if self.wasm:
             return ("browser",)
         if not self.zig:
-            return ("c",)
-        return ("object", "archive", *["c"] * self.scalar, *(("shared", "python") if self.linux else ()))
+            return ("c", "micropython")
+        return ("object", "archive", *["c", "micropython"] * self.scalar, *(("shared", "python") if self.linux else ()))
 
     @property
     def scalar(self) -> bool:

@@ -30,7 +30,7 @@ def tick(s, schedule):  # type: ignore[no-untyped-def]
         if schedule == COSINE_RESTARTS:
             begin = s[GAMMA_T] - 1
             total += begin * (s[GAMMA] - 1)  # the geometric series gives this cycle's length from that of all before it
-            if k - begin >= total:
+            if k - begin >= total - k * 1e-12:  # as 10 + 10 * (1.1 - 1) are 11 but for rounding
                 total += (k - begin) * (s[GAMMA] - 1)
                 begin = k
                 s[GAMMA_T] = begin + 1

@@ -8,18 +8,24 @@ digits are lost.
 from __future__ import annotations
 
 from numba import types
+from numba.core import cgutils
 
 from calcvm.formulas import steps as S
 from calcvm.kernel import Kernels, Ptr
-from calcvm.kernels_cpu._common import DEVICES, Kernel, fact, like, njit, routine, sqrt
+from calcvm.kernels_cpu._common import DEVICES, Kernel, at, fact, lanes, like, njit, routine, sqrt
 from calcvm.kernels_cpu._epilogues import finish
+from calcvm.kernels_cpu._simd import Emit
+from calcvm.kernels_cpu._vectors import emitted, word
 from calcvm.kernels_cpu.convolution import SHAPE, TODO, parts, place, tap_of
 
 HYPER = ("hyper", "scaled")  # operands of hyperparameters
 KERNELS = Kernels(Kernel)  # instead of those of the same rows
 DEVICES["small"] = {name: f"small_{name}" for name in ("gemm", "gemv", "convolved", "correlated", "adjoint")}
 
+SINE = S.SINE[-5:]  # to 2e-9, for float32
+
 has_floats = fact(lambda target: target.registers > 0, types.boolean)
+has_vectors = fact(lambda target: target.lanes(32) > 1, types.boolean)
 
 
 @routine("iiipiipiipipiipi")
@@ -35,10 +41,46 @@ def small_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mo
             c[i * c_rs + j] = total
 
 
+def _columns(vectors):
+    """c[j] = init[j] + sum_k a[k*a_cs] * B[k*b_rs + j] for so many vectors of columns."""
+
+    def emit(e, K, a, a_cs, b_ptr, b_rs, c, init, mode):
+        b, places = e.b, [e.lanes * j for j in range(vectors)]
+        sums = [cgutils.alloca_once_value(b, e.zero) for _ in places]
+        with b.if_then(b.icmp_signed("!=", mode, word(0))):
+            for j, total in zip(places, sums):
+                b.store(e.load(e.at(init, None, j)), total)
+        with cgutils.for_range(b, K) as loop:
+            x = e.splat(b.load(e.at(a, b.mul(loop.index, a_cs)), align=e.size))
+            row = e.at(b_ptr, b.mul(loop.index, b_rs))
+            for j, total in zip(places, sums):
+                b.store(e.fma(x, e.load(e.at(row, None, j)), b.load(total)), total)
+        for j, total in zip(places, sums):
+            e.store(b.load(total), e.at(c, None, j))
+
+    return emitted(Emit, "ipipippi", emit)
+
+
+_columns8, _columns4, _columns2, _columns1 = (_columns(vectors) for vectors in (8, 4, 2, 1))
+
+
 @routine("iipipiippi")
 def small_gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
-    """As ``gemv``: four columns at a time, for which an element of a is read once, if there are registers for them."""
-    first = 0
+    """As ``gemv``: as many columns at a time as there are registers for, for which an element of a is read once."""
+    first, size = 0, lanes(c)
+    if has_vectors() and b_cs == 1:
+        while first + 8 * size <= N:
+            _columns8(K, a, a_cs, at(b, first), b_rs, at(c, first), at(init, first), mode)
+            first += 8 * size
+        if first + 4 * size <= N:
+            _columns4(K, a, a_cs, at(b, first), b_rs, at(c, first), at(init, first), mode)
+            first += 4 * size
+        if first + 2 * size <= N:
+            _columns2(K, a, a_cs, at(b, first), b_rs, at(c, first), at(init, first), mode)
+            first += 2 * size
+        if first + size <= N:
+            _columns1(K, a, a_cs, at(b, first), b_rs, at(c, first), at(init, first), mode)
+            first += size
     while has_floats() and first + 4 <= N:
         zero = like(c, 0)
         s, t, u, v = (
@@ -138,7 +180,7 @@ def small_adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *more):
 
 @KERNELS.kernel
 def tick(me, schedule, hyper: Ptr.float32):
-    """As ``tick``, for the schedules that need no cosine."""
+    """As ``tick``."""
     one = like(hyper, 1)
     t = hyper[S.T] + one
     hyper[S.T] = t
@@ -146,6 +188,24 @@ def tick(me, schedule, hyper: Ptr.float32):
     k = t - one - hyper[S.WARMUP_STEPS]
     if k < 0:
         lr = lr * t / hyper[S.WARMUP_STEPS]
+    elif schedule == S.COSINE or schedule == S.COSINE_RESTARTS:
+        total = hyper[S.TOTAL_STEPS]
+        if schedule == S.COSINE_RESTARTS:
+            begin, growth = hyper[S.GAMMA_T] - one, hyper[S.GAMMA] - one
+            total += begin * growth
+            if k - begin >= total - min(k * like(hyper, 5e-7), like(hyper, 0.03)):
+                total += (k - begin) * growth
+                begin = k
+                hyper[S.GAMMA_T] = begin + one
+            k -= begin
+        part = min(k / total, one)
+        near = min(part, one - part)
+        z = near * near
+        sine = like(hyper, SINE[0]) * z + like(hyper, SINE[1])
+        sine = (sine * z + like(hyper, SINE[2])) * z + like(hyper, SINE[3])
+        sine = (sine * z + like(hyper, SINE[4])) * near
+        share = one - sine * sine if part == near else sine * sine
+        lr = hyper[S.MIN_LR] + (lr - hyper[S.MIN_LR]) * share
     elif schedule != S.CONSTANT:
         if k > 0 and (schedule == S.EXPONENTIAL or k % hyper[S.STEP_SIZE] == 0):
             hyper[S.GAMMA_T] = hyper[S.GAMMA_T] * hyper[S.GAMMA]

@@ -966,9 +966,10 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         objective : "size" or "speed"; by default "speed" in browsers and on x86-64, else "size"
             "size": as few bytes of code and heap as possible, products as plain loops.  "speed": loops are unrolled, and on processors
             with vectors the model's own program and kernels are taken, which pays for large networks and batches.
-        format : "object" (a C header and an object file, the default), "archive" (a header and a static library), or for processors
-            without vectors "c" (a header and a C source).  Where Linux runs also "shared" (a header and a shared library) and "python"
-            (a package with a class Model).  For browsers "browser" alone (JavaScript and WebAssembly).
+        format : "object" (a C header and an object file, the default) or "archive" (a header and a static library).  For processors
+            without vectors also "c" (a header and a C source) and "micropython" (a user C module of MicroPython).  Where Linux runs also
+            "shared" (a header and a shared library) and "python" (a package with a class Model).  For browsers "browser" alone
+            (JavaScript and WebAssembly).
         flash, ram : hard caps of code with constants, and of the heap, in bytes or as a text such as "20 KiB".  If the heap would be
             larger, values are computed again in training.
 
@@ -980,7 +981,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : the target is unknown, lacks what a row needs, or has no such format.
         PlanError : it does not fit into ``flash`` or ``ram``; the message says how many bytes are needed.
-        MissingExtra : ziglang is not installed, which all formats but "object" and "c" need.
+        MissingExtra : ziglang is not installed, which all formats but "object", "c" and "micropython" need.
         FileError : a file cannot be written.
         """
         from calcvm.edge.pack import Order, export
@@ -1013,7 +1014,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         if small is not None and caps[1] is not None and loaded.program.heap_bytes > caps[1]:
             if any(loaded.paths[p]["backward"] for p in chosen):  # else parameters are not in the heap
                 loaded = loaded_of(small(memory=caps[1]))
-        functions = {"step" if p == LEARN else p: p for p in chosen}
+        functions = [("step" if p == LEARN else p, p) for p in dict.fromkeys(chosen)]
         return export(loaded, functions, self, folder, Order(processor, name, batch_size, objective, format, *caps))
 
     def __reduce__(self) -> Any:

@@ -1,0 +1,1 @@
+#define MP_STACK_CHECK()
