@@ -2,9 +2,8 @@
 
 python -m tests.levels [LEVEL ...] [-- PYTEST_ARGS ...]
 
-Of a processor only what it computes with is another one: the code is LLVM's for that level, and runs on this machine.  By default the
-level of this machine is left out: `make test` runs it.  A level that it has not is no success: it is said, and the exit status is that of
-the levels that ran.
+Code is compiled for each level, and runs on this machine.  By default its own level is left out, which `make test` runs.  A level that
+the machine lacks is said to have not run; the exit status is that of the levels that ran.
 """
 
 from __future__ import annotations

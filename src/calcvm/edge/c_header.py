@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from calcvm.edge.description import OWN, Array, Description
+from calcvm.edge.description import OWN, Array, Description, c_name
 from calcvm.edge.on_board import TOLERANCE
 
 C_TYPES = {"float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "uint8": "uint8_t", "int8": "int8_t", "bool": "uint8_t"}  # fmt: skip
@@ -158,7 +158,7 @@ def _said(names: Iterable[str]) -> str:
 
 def _called(pack: Description, array: str) -> str:
     """The function for the place of an array."""
-    function = re.sub(r"\W", "_", array, flags=re.ASCII)
+    function = c_name(array)
     if function in {*OWN, *(f.name for f in pack.functions)}:
         function += "_data"
     return f"{pack.name}_{function}"

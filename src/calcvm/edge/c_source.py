@@ -485,4 +485,5 @@ def _number(text: str, kind: str) -> str:
         return f"float_of({bits}u)" if single else f"double_of({bits}ull)"
     if not single:  # of long double, since some builds take all others for floats (-fsingle-precision-constant)
         return f"((double){x.hex()}L)"
-    return f"({x.hex()}f)" if x.hex()[0] == "-" else f"{x.hex()}f"
+    text = f"{x.hex()}f"
+    return f"({text})" if text[0] == "-" else text

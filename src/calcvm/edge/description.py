@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from calcvm.edge.state import Lasting
@@ -16,6 +17,11 @@ Labels = tuple[int, str, int, int, "int | None", int]
 OWN = (
     "start", "save", "load", "state", "checksum", "number", "number_at", "is_whole", "self_test", "apart", "array", "page",
 )  # fmt: skip
+
+
+def c_name(text: str) -> str:
+    """A name as C may have it, behind the pack's."""
+    return re.sub(r"\W", "_", text, flags=re.ASCII)
 
 
 @frozen

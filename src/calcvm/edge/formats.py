@@ -20,15 +20,9 @@ LIBRARY = (
     "-fno-stack-protector", "-fno-sanitize=all",
 )  # fmt: skip
 
-CODES = {
-    "float32": "f",
-    "float64": "d",
-    "int64": "q",
-    "int32": "i",
-    "uint8": "B",
-    "int8": "b",
-    "bool": "B",
-}  # as of Python's struct
+CODES = {  # as of Python's struct
+    "float32": "f", "float64": "d", "int64": "q", "int32": "i", "uint8": "B", "int8": "b", "bool": "B",
+}  # fmt: skip
 
 
 def written(format: str, pack: Description, code: bytes) -> Files:

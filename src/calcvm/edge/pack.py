@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calcvm import checks
-from calcvm.edge.description import OWN, Array, Description, Function, Labels
+from calcvm.edge.description import OWN, Array, Description, Function, Labels, c_name
 from calcvm.edge.elf import Elf
 from calcvm.edge.emission import emit
 from calcvm.edge.formats import written
@@ -232,7 +232,7 @@ def _function(loaded: Loaded, what: str, path: str) -> Function:
     if phases == PHASES:
         spans.append(loaded.span(path, phases[len(FORWARD) :]))
     return Function(
-        re.sub(r"\W", "_", what, flags=re.ASCII),
+        c_name(what),
         spans,
         tuple(loaded.feeds(path, phases)),
         tuple(_outputs(loaded, path)),

@@ -34,6 +34,8 @@ def expected(
     functions : by path.
     """
     found, beside = (_computed(model, functions, arrays, by) for by in (1, 1 + 3e-7))
+    if not beside:
+        return {}
     return {
         function: {name: values for name, values in outputs.items() if _near(beside[function][name], values)}
         for function, outputs in found.items()

@@ -133,12 +133,8 @@ class Straight(StraightRows):
         k = b.phi(WORD)
         label = b.load(b.gep(place, [k]))
         if floats := isinstance(label.type, (ir.FloatType, ir.DoubleType)):
-            is_class = b.and_(
-                *(
-                    b.fcmp_ordered(sign, label, label.type(limit))
-                    for sign, limit in ((">=", 0.0), ("<", float(classes)))
-                )
-            )
+            limits = (">=", 0.0), ("<", float(classes))
+            is_class = b.and_(*(b.fcmp_ordered(sign, label, label.type(limit)) for sign, limit in limits))
         else:
             label = (b.zext if dtype in ("uint8", "bool") else b.sext)(label, I64) if label.type != I64 else label
             is_class = b.icmp_unsigned("<", label, I64(classes))
