@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import calcvm as cv
 from calcvm import nn, optim
@@ -83,6 +84,7 @@ def samples(folder):
         "RayEngine": (cv.RayEngine(), lambda r: str(r.address)),
         "Program": (made.program, lambda p: steps(cv.CalcHeap("64 KiB").create(p, seed=1))),
         "Pack": (cv.Pack(files=(), target="pico", batch_size=1, flash=9, ram=8, stack={}, undefined=(), program="", state=(0, 0), lasting={}), str),
+        "TorchModule": (cv.from_torch(torch.nn.Linear(3, 2), torch.zeros(1, 3)), lambda net: cv.build_graph(net, (3,), "mse", "adam").paths["learn"].name),
         "Plan": (cv.plan(g, batch_size=4), lambda p: p.heap_bytes),
         "CalcGraph": (g, lambda g: cv.compile(g, batch_size=4).heap_bytes),
         "Path": (g.paths["learn"], lambda p: p.name),

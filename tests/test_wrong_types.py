@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import calcvm as cv
 from calcvm import nn
@@ -383,6 +384,7 @@ def targets():
                 "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
             }.items()
         },
+        "cv.from_torch": (lambda **wrong: cv.from_torch(*{"module": torch.nn.Linear(3, 2), "example": X, **wrong}.values()), ["module", "example"]),
         "cv.quantize": plain(cv.quantize, model=model(), data=X),
         "Model.to_python": method(cv.Model, model, "to_python"),
         "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
@@ -458,7 +460,7 @@ def trained():
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "Pack",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "ShapeError", "SplitPlan",
-    "Stream", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
+    "Stream", "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
 

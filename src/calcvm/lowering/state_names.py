@@ -10,6 +10,7 @@ The operator that reads a parameter decides; its shape says nothing.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from calcvm.graph import CalcGraph, Variable
 
 RENAMED = {"scale": "weight", "shift": "bias", "slope": "weight"}  # parameters of layers, read as these inputs
 TURNED, FLAT = "turned", "flat"
+OF_TORCH = re.compile(r"(^|\.)torchmodule_\d+\.")
 
 
 def state_names(graph: CalcGraph) -> dict[str, dict[str, Any]]:
@@ -45,7 +47,7 @@ def state_names(graph: CalcGraph) -> dict[str, dict[str, Any]]:
                     continue
                 if slot == "wh" or (op.spec.name, slot) == ("linear", "wt"):
                     facts["form"] = TURNED
-                elif slot == own and own in RENAMED:
+                elif slot == own and own in RENAMED and not OF_TORCH.search(v.name.removesuffix(f".{own}") + "."):
                     facts["names"][v.name] = known(v.name.removesuffix(own) + RENAMED[own])
                     facts |= {"form": FLAT} if slot == "slope" else {}
                 elif op.spec.name == "matmul" and op.attrs["transpose_b"] and op.layer and v is op.inputs["b"]:
@@ -62,9 +64,11 @@ def _root(v: Variable) -> Variable:
 
 
 def _numbers(graph: CalcGraph) -> dict[str, str]:
-    """The places of layers in their networks, by scope."""
+    """The places of layers in their networks, by scope; the modules inside a module of PyTorch keep their names."""
     counts, numbers = Counter[str](), dict[str, str]()
-    for scope in dict.fromkeys(scope for path in graph.paths.values() for scope in path.layers):
+    for scope in dict.fromkeys(
+        scope for path in graph.paths.values() for scope in path.layers if not OF_TORCH.search(scope)
+    ):
         network = scope.rpartition(".")[0]
         numbers[scope] = str(counts[network])
         counts[network] += 1

@@ -1,0 +1,1 @@
+"""Networks of other libraries as networks of calcvm."""
