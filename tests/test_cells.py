@@ -273,7 +273,7 @@ def test_texts_beside_pytorch(name):
 def test_random_cells_beside_pytorch(number, whole):
     layer = Layer(random_cell(number), number, reverse=bool(number % 2))
     layer.check(layer.written())
-    if whole:
+    if whole and number < RANDOM * 2 // 3:  # LLVM takes up to two minutes for the kernels of one
         layer.check(layer.computed(1 + number % 3))
 
 

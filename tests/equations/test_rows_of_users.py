@@ -1,6 +1,6 @@
 """Rows that are users' equations, as users reach them: values and gradients, files, texts, scripts, and what is refused.
 
-In `make test` a sample of generated equations; ``pytest --whole tests/equations/test_rows_of_users.py`` runs 1 000.
+In `make test` a sample of generated equations; ``pytest --whole tests/equations/test_rows_of_users.py`` runs 320.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.equations.test_random import error
 
 RNG = np.random.default_rng(0)
 NEAR = 1e-9
-SAMPLE, WHOLE, PARTS = 4, 1_000, 4
+SAMPLE, WHOLE, PARTS = 4, 320, 4
 BATCHES = (5, 1, 4)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.kinds.files import campaign
 
-SAMPLE, WHOLE = 1000, 100_000
+SAMPLE, WHOLE = 1000, 50_000
 
 
 def test_altered_files_are_refused_or_run(whole: bool) -> None:

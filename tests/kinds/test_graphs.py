@@ -1,6 +1,6 @@
 """Generated graphs: right to rounding, and the same bits for any team, any order of calls, and in any batch.
 
-In `make test` a sample; ``pytest --whole tests/kinds/test_graphs.py`` runs 3 000.  A failing graph is cut down to what
+In `make test` a sample; ``pytest --whole tests/kinds/test_graphs.py`` runs 1 500.  A failing graph is cut down to what
 fails still, and printed: ``generate(seed)`` draws the whole one again.
 """
 
@@ -25,7 +25,7 @@ from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 from tests.kinds.graphs import Case, Twin, Unclear, generate
 from tests.kinds.races import plain
 
-SAMPLE, WHOLE = 100, 3_000
+SAMPLE, WHOLE = 100, 1_500
 TEAMS = (2, 3, 5)
 STEPS = 3
 RIGHT = 1e-9  # of the largest element of an array, or of 1e-3

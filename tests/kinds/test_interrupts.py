@@ -185,7 +185,7 @@ def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, samp
 @pytest.mark.parametrize("kind", ["roomy", "crowded", "files"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signal_at_any_step_leaves_before_or_after(name, kind, tmp_path, whole):
-    interrupted_anywhere(name, kind, tmp_path, whole)
+    interrupted_anywhere(name, kind, tmp_path, whole, most=None if kind == "crowded" else MOST)
 
 
 @pytest.mark.parametrize("name", CALLS)
