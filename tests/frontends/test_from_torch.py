@@ -295,6 +295,16 @@ def gapped(self, x):
     return y
 
 
+class Counting(T.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1))
+
+    def forward(self, x):
+        self.n += 1
+        return x + self.n
+
+
 X = torch.zeros(3, 4)
 REFUSED = {
     "no module": (lambda: cv.from_torch(torch.relu, X), cv.CalcError, "torch.nn.Module"),
@@ -348,6 +358,12 @@ REFUSED = {
         cv.CalcError,
         "cannot export",
     ),
+    "a buffer": (lambda: cv.from_torch(Counting(), X), cv.UnsupportedOperator, "changes n in evaluation"),
+    "the batch's size": (
+        lambda: cv.from_torch(Of(lambda s, x: s.layer(x) / x.shape[0]), X),
+        cv.UnsupportedOperator,
+        "the batch's size",
+    ),
     "half": (lambda: cv.from_torch(Of(lambda s, x: s.layer(x).half()), X), cv.UnsupportedOperator, "float16"),
 }
 
@@ -388,6 +404,13 @@ def test_what_is_other_in_training_is_told():
 
     with pytest.warns(cv.CalcWarning, match="Skips does in training .* from aten.mul.Tensor in Skips on"):
         cv.from_torch(Skips(), X)
+    other = {
+        "softmax": lambda s, x: s.layer(x) if s.training else s.layer(x).softmax(1),
+        "mul": lambda s, x: s.layer(x) * (2 if s.training else 1),
+    }
+    for name, f in other.items():
+        with pytest.warns(cv.CalcWarning, match=f"from aten.{name}.* in Of on"):
+            cv.from_torch(Of(f), X)
     with pytest.warns(cv.CalcWarning, match="dropout of attention's weights"):
         cv.from_torch(T.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True), torch.zeros(2, 3, 4))
     with warnings.catch_warnings():

@@ -13,6 +13,7 @@ from calcvm.errors import CalcError, MissingExtra, ShapeError, warn
 from calcvm.frontends.imported import Built
 from calcvm.graph import CalcGraph, Variable
 from calcvm.nn.layers import Layer
+from calcvm.ops.dims import shape_of, show
 
 if TYPE_CHECKING:
     import torch
@@ -132,11 +133,12 @@ class TorchModule(Layer):
         for training in (True, False):
             with g.path("learn" if training else "predict", backward=training, adopt=False):
                 made = self._built(given, "torchmodule_1", training)
-        self.outputs = [tuple(n.b if n.constant else None for n in v.shape) for v in made]
+        self._shapes = [v.shape for v in made]
+        self.outputs = [tuple(n.b if n.constant else None for n in shape) for shape in self._shapes]
 
     def __repr__(self) -> str:
-        shapes = ([shape for shape, _ in self.inputs], self.outputs)
-        taken, given = (", ".join(str(shape).replace("None", "B") for shape in several) for several in shapes)
+        shapes = ([shape_of(shape) for shape, _ in self.inputs], self._shapes)
+        taken, given = (", ".join(map(show, several)) for several in shapes)
         return f"<{self.name} of PyTorch: {taken} -> {given}>"
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:

@@ -9,6 +9,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from calcvm.errors import CalcError, UnsupportedOperator
 from calcvm.frontends.aten import ACROSS, CHECKS, FLOATS, GETITEM, RANDOM, SIZE, counterpart
 from calcvm.frontends.imported import Imported, Node, Shape, Tensor, Value
 
+_alone = Lock()  # PyTorch exports in one thread at a time
 MOST = 2**20  # samples in a batch
 OF_SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.floordiv: "floordiv"}
 TESTS = [getattr(operator, name) for name in "eq ne lt le gt ge and_ or_".split()]  # of sizes
@@ -49,15 +51,20 @@ def exported(module: torch.nn.Module, inputs: Sequence[torch.Tensor], axes: Sequ
     ]
     if sizes == {1}:  # of which torch.export would make a constant
         inputs = [x if axis is None else torch.cat([x, x], axis) for x, axis in zip(inputs, axes)]
-    modes = {path: m.training for path, m in module.named_modules()}
-    try:
-        program = _program_of(module.eval(), inputs, axes)
-        for path, m in module.named_modules():
-            m.training = modes[path] or not modes[""]
-        forms, differ = _in_training(module, inputs, axes, program)
-    finally:
-        for path, m in module.named_modules():
-            m.training = modes[path]
+    with _alone:
+        modes = {path: m.training for path, m in module.named_modules()}
+        try:
+            program = _program_of(module.eval(), inputs, axes)
+            for path, m in module.named_modules():
+                m.training = modes[path] or not modes[""]
+            forms, differ = _in_training(module, inputs, axes, program)
+        finally:
+            for path, m in module.named_modules():
+                m.training = modes[path]
+    if changed := _changed_buffers(program):
+        raise UnsupportedOperator(
+            f"from_torch: {type(module).__name__} changes {', '.join(changed)} in evaluation: make it an input and an output"
+        )
     missing = _missing(program)
     if missing and not {*IN_TWO_FORMS} & {
         _name(n) for n in program.graph.nodes
@@ -106,7 +113,7 @@ def _program_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor], axes: S
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = f"{type(error).__name__}: {' '.join(lines[:3])[:500]}"
         hint = ""
-        if "batch" in str(error):
+        if "batch" in str(error) and "Constraints violated" in str(error):
             hint = (
                 "  Its code uses the batch's size as a number: write x.shape[0] for len(x), x.flatten(1) for x.view(8, -1).  An input whose "
                 "batch is not its first axis needs batch_axes=, such as (0, 1, 1) for the states of an LSTM"
@@ -219,14 +226,33 @@ def _in_training(
     except CalcError:
         return forms, "PyTorch cannot export its form in training"
     here, there = _of_inputs(program), _of_inputs(other)
-    if [*map(_name, here)] == [*map(_name, there)]:
+    told = [[*map(_signature, nodes)] for nodes in (here, there)]
+    if told[0] == told[1]:
         forms -= {n for n, m in zip(here, there) if n in forms and not m.args[IN_TWO_FORMS[_name(m)]]}
         dropped = any(_name(n) == "scaled_dot_product_attention" and _dropout(n) for n in there)
         return forms, "dropout of attention's weights" if dropped else ""
-    k = next((k for k, (n, m) in enumerate(zip(here, there)) if _name(n) != _name(m)), len(here))
-    if k == len(there):
-        return forms, "its last operators"
-    return forms, f"from {there[k].target} in {_path(there[k]) or type(module).__name__} on"
+    k = next((k for k, (one, other) in enumerate(zip(*told)) if one != other), min(len(here), len(there)))
+    first = (there if k < len(there) else here)[k]
+    return forms, f"from {first.target} in {_path(first) or type(module).__name__} on"
+
+
+def _signature(node: Any) -> tuple[str, list[Any]]:
+    """An operator's name, and its numbers, if they are the same in training."""
+    name = _name(node)
+    if name in IN_TWO_FORMS or name == "scaled_dot_product_attention":
+        return name, []
+    return name, [x for x in node.args if isinstance(x, (bool, int, float))]
+
+
+def _changed_buffers(program: Any) -> list[str]:
+    """Names of buffers that the module's form in evaluation changes."""
+    names = program.graph_signature.inputs_to_buffers
+    changed = [
+        n.args[0]
+        for n in _calls(program.graph)
+        if _name(n).endswith("_") and n.args and isinstance(n.args[0], torch.fx.Node)
+    ]
+    return [*dict.fromkeys(names[n.name] for n in changed if n.name in names)]
 
 
 def _of_inputs(program: Any) -> list[Any]:
@@ -282,7 +308,9 @@ class _Reader:
                     )
         (ends,) = (n for n in graph.nodes if n.op == "output")
         kinds = [spec.kind.name for spec in signature.output_specs]
-        self.results = [self._argument(n) for n, kind in zip(ends.args[0], kinds) if kind == "USER_OUTPUT"]
+        self.results = [
+            self._argument(n) for n, kind in zip(ends.args[0], kinds) if kind == "USER_OUTPUT" and n is not None
+        ]
 
     def _numbered(self, node: Any) -> Value:
         return self._numbers.setdefault(node, Value(len(self._numbers)))

@@ -117,6 +117,8 @@ def is_number(x: Any) -> bool:
 
 def one_by_one(b: Building, f: Callable[..., Variable], x: Any, y: Any) -> Arranged:
     """A function of the elements of two operands, of which one is a variable."""
+    if isinstance(x, Affine) or isinstance(y, Affine):
+        raise Cannot("it computes with the batch's size: take a mean over the batch, or give the number as an input")
     if isinstance(x, Arranged) and (is_number(y) or (isinstance(y, Arranged) and x.like(y))):
         return x.again(f, y)
     if isinstance(y, Arranged) and is_number(x):
