@@ -48,10 +48,10 @@ def placements(spec: OpSpec) -> list[Example]:
 
 def _below(spec: OpSpec, example: Example, slot: str) -> int:
     """What the numbers of an index are below: of any batch, if that is the size of the axis that they count along."""
-    axis = {"lengths": 1, "embedding": 0, "one_hot": 0, "scatter_add": 0}.get(
-        slot if slot == "lengths" else spec.name, -1
-    )
-    size = example.shapes[0][example.attrs.get("axis", axis)] if example.shapes[0] else None
+    axes = {"lengths": 1, "embedding": 0, "inside": 0, "one_hot": 0, "put_line": 1, "scatter_add": 0}
+    axis = axes.get(slot if slot == "lengths" else spec.name, -1)
+    of = example.shapes[1 if slot == "lengths" and "k" in spec.inputs else 0]  # lengths are those of keys
+    size = of[example.attrs.get("axis", axis)] if of else None
     return example.integer[slot] if size is not None else 2 if slot == "lengths" else 1
 
 
