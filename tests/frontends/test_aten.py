@@ -107,7 +107,7 @@ CASES = {
     "pixel_shuffle": window(2, lambda x: F.pixel_shuffle(x, 2)), "pixel_unshuffle": window(2, lambda x: F.pixel_unshuffle(x, 2), 6),
     "channel_shuffle": window(2, lambda x: F.channel_shuffle(x, 2)), "tril": lambda x: x.tril(), "triu": lambda x: x.triu(1),
     "select_scatter": changed, "slice_scatter": changed, "copy": changed,
-    # of the batch's size
+    # constants whose size depends on the batch
     **{f"{f}{end}": (lambda x, f=f, end=end: x * 2 + {"": lambda: getattr(torch, f)(x.shape[0], 4, 6, dtype=x.dtype), "_like": lambda: getattr(torch, f"{f}_like")(x)}[end]()) for f in ("zeros", "ones") for end in ("", "_like")},
     "new_zeros": lambda x: torch.cat([x, x.new_zeros(x.shape[0], 2, 6)], 1), "new_ones": lambda x: torch.cat([x, x.new_ones(x.shape[0], 2, 6)], 1),
     "full": lambda x: x + torch.full((x.shape[0], 4, 1), 2.5), "new_full": lambda x: torch.cat([x.new_full((x.shape[0], 1, 6), 2.5), x], 1), "full_like": lambda x: torch.full_like(x, 2.0) * x,

@@ -271,7 +271,7 @@ def test_queries_keys_and_values_are_read_where_they_lie():
     assert kinds.count("attention_packed") == 2 and not {"transpose", "slice"} & {*kinds}
 
 
-# ---------------------------------------------------------------- what is refused, and what is told
+# ---------------------------------------------------------------- errors and warnings
 class Of(T.Module):
     def __init__(self, f, **modules):
         super().__init__()

@@ -84,7 +84,8 @@ class Arranged:
             else:
                 v = F.transpose(_reshaped(v, self.atoms), order)
         v = _reshaped(v, self.shape)
-        self._base, self.atoms, self.axes = v, Arranged.of(v).atoms, Arranged.of(v).axes
+        as_it_is = Arranged.of(v)
+        self._base, self.atoms, self.axes = v, as_it_is.atoms, as_it_is.axes
         return v
 
     def again(self, f: Callable[..., Variable], *others: Any) -> Arranged:

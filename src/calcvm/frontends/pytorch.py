@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from calcvm.frontends.imported import Imported, Shape
 
-_scopes: WeakKeyDictionary[CalcGraph, WeakKeyDictionary[TorchModule, str]] = (
-    WeakKeyDictionary()
-)  # of layers that `call` has built
+# the scopes of layers that `call` has built
+_scopes: WeakKeyDictionary[CalcGraph, WeakKeyDictionary[TorchModule, str]] = WeakKeyDictionary()
 
 
 def from_torch(module: torch.nn.Module, *example: Any, batch_axes: Sequence[int | None] | None = None) -> TorchModule:

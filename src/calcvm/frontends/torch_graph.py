@@ -24,7 +24,7 @@ OF_SIZES = {operator.add: "add", operator.sub: "sub", operator.mul: "mul", opera
 TESTS = [getattr(operator, name) for name in "eq ne lt le gt ge and_ or_".split()]  # of sizes
 VIEWS = "chunk expand narrow permute select slice split squeeze t transpose unbind unsqueeze view".split()
 FILLED = {"zeros": 0, "empty": 0, "ones": 1, "full": None}  # with what; None: with an argument
-FILLS = {form.format(name): value for name, value in FILLED.items() for form in ("{}", "new_{}", "{}_like")}
+FILLS = {form.format(name): value for name, value in FILLED.items() for form in ("new_{}", "{}_like")}
 WITHOUT_GRADIENT = "wrap_with_set_grad_enabled"
 BLOCKS = {WITHOUT_GRADIENT: (0, 1), "wrap_with_autocast": (2, 4)}  # the places of their setting, and of their body
 UNREAD = ("device", "generator", "layout", "memory_format", "pin_memory")
@@ -66,9 +66,8 @@ def exported(module: torch.nn.Module, inputs: Sequence[torch.Tensor], axes: Sequ
             f"from_torch: {type(module).__name__} changes {', '.join(changed)} in evaluation: make it an input and an output"
         )
     missing = _missing(program)
-    if missing and not {*IN_TWO_FORMS} & {
-        _name(n) for n in program.graph.nodes
-    }:  # whose form in training would be lost
+    in_two_forms = any(_name(n) in IN_TWO_FORMS for n in program.graph.nodes)
+    if missing and not in_two_forms:  # their form in training would be lost
         known = dict(torch.export.default_decompositions().items())
         with _quiet():
             program = program.run_decompositions({op: known[op] for op in missing if op in known})
@@ -99,10 +98,8 @@ def _type(dtype: Any) -> str | None:
 
 def _program_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor], axes: Sequence[int | None]) -> Any:
     batch = torch.export.Dim("batch", min=1, max=MOST)
-    given, shapes = (
-        tuple(x.clone() for x in inputs),
-        torch.export.ShapesCollection(),
-    )  # by tensors: a forward may take *inputs
+    given = tuple(x.clone() for x in inputs)
+    shapes = torch.export.ShapesCollection()  # by tensors: a forward may take *inputs
     for x, axis in zip(given, axes):
         if axis is not None:
             shapes[x] = {axis: batch}

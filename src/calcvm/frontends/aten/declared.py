@@ -20,13 +20,8 @@ from calcvm.ops.dims import Affine, affine
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 RANDOM = "bernoulli multinomial normal normal_functional rand rand_like randint randint_like randn randn_like randperm uniform".split()
 CHECKS = "_assert_async _assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size".split()
-ACROSS = {
-    "linear": 1,
-    "lstm": 2,
-    "gru": 2,
-    "rnn_tanh": 2,
-    "rnn_relu": 2,
-}  # the argument with weights that rows read as (inputs, outputs)
+# the argument with weights that rows read as (inputs, outputs)
+ACROSS = {"linear": 1, "lstm": 2, "gru": 2, "rnn_tanh": 2, "rnn_relu": 2}
 GETITEM, SIZE = "getitem", "sym_size"
 Sizes = Sequence[int | Affine]
 
