@@ -161,10 +161,11 @@ def test_what_goes_through_another_path_is_not_left_out():
         sign = cv.sign(h)
     with g.path("more"):
         u = cv.tanh(h)
+        typed = cv.cast(h, "float64")
     with g.path("look"):
-        for through in (h, u):
+        for through in (h, u, typed):
             with pytest.raises(cv.CalcError, match=rf"goes through '{through.name}', a result of path '\w+', at which"):
-                cv.gradient(cv.sum(through * x), x)
+                cv.gradient(cv.sum(cv.cast(through, None) * x), x)
         with pytest.raises(cv.CalcError, match="goes through 'u'"):
             cv.gradient(cv.sum(u * h), h)
         kept = [

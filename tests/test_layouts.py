@@ -279,6 +279,23 @@ def test_images_that_a_path_shows_are_read_and_shown_by_others():
         np.testing.assert_allclose(model["seen"], np.tanh(want).mean(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("to", ["float32", "float64", "int64"])
+def test_a_cast_of_images_is_seen_as_they_are(dtype, to):
+    """Also where it is no row: of the program's own floats."""
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 4, 5), channels_last=True)
+    with g.path("p"):
+        typed = cv.cast(x, to)
+        back = cv.cast(typed, None)
+    program = cv.compile(g, batch_size=2, dtype=dtype, keep=[typed.name, back.name])
+    model, images = cv.CalcHeap(program.heap_bytes).create(program), np.arange(40).reshape(2, 4, 5)
+    model["x"] = images
+    model.forward("p")
+    for v in (typed, back):
+        np.testing.assert_array_equal(model[v.name], images.transpose(0, 2, 1))
+
+
 def test_a_shape_as_of_channels_that_are_last_is_told():
     with pytest.warns(cv.CalcWarning, match=r"input_shape \(9, 9, 3\) has 9 channels, 9 by 3: .* channels_last=True"):
         cv.build_graph(nn.Conv2d(4, 3), (9, 9, 3), "mse", "adam")

@@ -8,7 +8,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import LATER, Operation, Path, Variable, reached
 from calcvm.ops.dims import numel
 from calcvm.ops.gradient import GRADIENT
-from calcvm.ops.types import FLOAT
+from calcvm.ops.types import FLOAT, FLOATS
 
 __all__ = ["grad_cam", "gradient", "saliency"]
 
@@ -94,7 +94,7 @@ def _through_another(path: Path, behind: list[Operation], x: Variable) -> tuple[
 
 def _passing(op: Operation) -> list[Variable]:
     """Inputs through which an operator passes gradients; for a gradient all its inputs."""
-    return [v for n, v in op.inputs.items() if op.spec is GRADIENT or (n in op.differentiable and v.type == FLOAT)]
+    return [v for n, v in op.inputs.items() if op.spec is GRADIENT or (n in op.differentiable and v.type in FLOATS)]
 
 
 def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:

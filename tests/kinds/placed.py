@@ -39,20 +39,22 @@ def placements(spec: OpSpec) -> list[Example]:
             tried += [
                 replace(example, shapes=here, attrs=a) for a in (attrs, {k: _put(v, n, None) for k, v in attrs.items()})
             ]
-        for e in (replace(e, integer={slot: _below(spec, e, slot) for slot in e.integer}) for e in tried):
+        for e in (replace(e, integer={slot: below(spec, e, slot) for slot in e.integer}) for e in tried):
             key = repr((e.shapes, e.attrs))
             if key not in found and _fits(spec, e):
                 found[key] = e
     return list(found.values())
 
 
-def _below(spec: OpSpec, example: Example, slot: str) -> int:
-    """What the numbers of an index are below: of any batch, if that is the size of the axis that they count along."""
+def below(spec: OpSpec, example: Example, slot: str) -> int:
+    """What the numbers of an index are below: the size of the axis that they count along, or 1 if that is the batch."""
     axes = {"lengths": 1, "embedding": 0, "inside": 0, "one_hot": 0, "put_line": 1, "scatter_add": 0}
     axis = axes.get(slot if slot == "lengths" else spec.name, -1)
     of = example.shapes[1 if slot == "lengths" and "k" in spec.inputs else 0]  # lengths are those of keys
-    size = of[example.attrs.get("axis", axis)] if of else None
-    return example.integer[slot] if size is not None else 2 if slot == "lengths" else 1
+    size = of[int(example.attrs.get("axis", axis))] if of else None
+    if size is None:
+        return 2 if slot == "lengths" else 1
+    return example.integer[slot] if slot == "lengths" else min(example.integer[slot], size)
 
 
 def _put(value: Any, old: Any, new: Any) -> Any:

@@ -30,7 +30,7 @@ from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import extent
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
 from calcvm.ops.transformers import PUT_LINE
-from calcvm.ops.types import FLOAT
+from calcvm.ops.types import FLOAT, FLOATS
 from calcvm.optim import Sampled
 
 # Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
@@ -279,7 +279,13 @@ class Lowering:
             facts |= self._over(v)
         if v in self.inner:
             facts["inner"] = True
-        if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
+        if (
+            v.rank > 2
+            and v.kind != "placeholder"
+            and v not in self.shown
+            and value is not None
+            and v.layout != value.layout
+        ):
             facts["layout"] = v.layout
 
     def _root(self, v: Variable) -> Variable:
@@ -629,8 +635,7 @@ def _uncast(v: Variable) -> Variable:
 
 
 def _keeps(type_: str, to: str) -> bool:
-    floats = (FLOAT, "float32", "float64")
-    return to in floats if type_ in floats else to in floats or bool(np.can_cast(type_, to))
+    return to in FLOATS if type_ in FLOATS else to in FLOATS or bool(np.can_cast(type_, to))
 
 
 assert PHASES == ("forward", "loss", "backward", "optimize", "end_round")

@@ -14,7 +14,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import STREAM
-from calcvm.model.stream import BATCH, PHASES, Stream
+from calcvm.model.stream import BATCH, PHASES, Stream, stream_of
 from calcvm.ops.dims import show
 from calcvm.vm.program.facts import MAX_SEED
 from calcvm.vm.run import job as J
@@ -124,19 +124,16 @@ def generated(
     seeds = _seeds(seed, len(prompts))
     sampler = Sampler(prompts, tokens, (vocabulary, loaded.program.itemsize), seeds, **how)
     if tokens:
-        stream = model.stream(STREAM, batch=len(prompts))
-        try:
-            with model.record.change, model.record.turn.mine:
-                stream.reset()
-                if isinstance(loaded.device, Cpu) and loaded.own_types.get(token, "int64") == "int64":
-                    run(stream, sampler, token, scores)
-                else:
-                    for step in sampler.text[:-1]:
-                        sampler.draw(stream(step))
-                        if sampler.over:
-                            break
-        finally:
-            stream._leave()  # the traceback of an interrupt keeps the stream
+        with model.record.change, model.record.turn.mine:  # others' steps wait, so the places need not be taken
+            stream = stream_of(model, STREAM, None, len(prompts), takes=False)
+            stream.reset()
+            if isinstance(loaded.device, Cpu) and loaded.own_types.get(token, "int64") == "int64":
+                run(stream, sampler, token, scores)
+            else:
+                for step in sampler.text[:-1]:
+                    sampler.draw(stream(step))
+                    if sampler.over:
+                        break
     found = sampler.drawn()
     return found[0] if alone else found
 

@@ -109,9 +109,10 @@ class ModelHeap(Heap, Generic[M]):
         """The object of a model: the one that the user holds, or a new one."""
         model = self._models.get(record.name)
         if model is None or model.record is not record:
-            model = self._models[record.name] = self.kind.__new__(self.kind)
+            model = self.kind.__new__(self.kind)
             vars(model).update(heap=self, record=record)  # 1.5 us less than `Closed.__setattr__`
             methods.prepare(model)
+            self._models[record.name] = model  # at last: an interrupt leaves none in part
         return model
 
 

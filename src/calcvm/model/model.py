@@ -359,9 +359,7 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         ------
         CalcError : the path keeps no state, or all places are taken.
         """
-        return stream_of(
-            self, path, place, batch, vars(self).setdefault("_streams", np.zeros(self.batch_size, np.int64))
-        )
+        return stream_of(self, path, place, batch)
 
     def generate(
         self,

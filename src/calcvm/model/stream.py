@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
-from weakref import finalize
+from weakref import WeakSet
 
 import numpy as np
 
@@ -54,7 +54,6 @@ class Stream(methods.HasFastMethods, Uncopied):
     array([[6.]], dtype=float32)
     """
 
-    _leave: finalize  # type: ignore[type-arg]  # gives its places to other streams
     _instead = "model.stream(place=stream.place) is another one at its place"
 
     def __init__(self, model: BaseModel, path: str, place: int, batch: int):
@@ -147,8 +146,8 @@ class Stream(methods.HasFastMethods, Uncopied):
         self.model.reset_state([self.place + k for k in within])
 
 
-def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, taken: np.ndarray) -> Stream:
-    """`Model.stream`; ``taken``: the number of streams at each place of the model's batch."""
+def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int, takes: bool = True) -> Stream:
+    """`Model.stream`.  ``takes`` : whether others find its places taken, as long as it is there."""
     loaded, most = model.loaded, model.batch_size
     path = loaded.path(path if path is not None else STREAM if STREAM in loaded.paths else PREDICT)
     facts = loaded.paths[path]
@@ -164,19 +163,18 @@ def stream_of(model: BaseModel, path: str | None, place: int | None, batch: int,
             raise CalcError(f"stream: path {path!r} has {given}: {path}.output = result")
     batch = checks.integer("stream: batch", batch, 1, most)
     with model.heap.still:  # two threads never get one place
+        streams: WeakSet[Stream] = vars(model).setdefault("_streams", WeakSet())
         if place is None:
-            streams = np.convolve(taken, np.ones(batch, np.int64), "valid")  # at each place and the next ones
-            place = int(np.argmin(streams))
-            if streams[place]:
+            taken = np.zeros(most, np.int64)
+            for stream in streams:
+                taken[stream.places] = 1
+            several = np.convolve(taken, np.ones(batch, np.int64), "valid")  # at each place and the next ones
+            place = int(np.argmin(several))
+            if several[place]:
                 raise CalcError(
                     f"stream: all {most} places of the model's batch have streams: drop one, or compile with a larger batch_size"
                 )
         made = Stream(model, path, checks.integer("stream: place", place, 0, most - batch), batch)
-        taken[made.places] += 1
-        made._leave = finalize(made, _leave, taken, made.places)
-        made._leave.atexit = False
+        if takes:
+            streams.add(made)
     return made
-
-
-def _leave(taken: np.ndarray, places: slice) -> None:
-    taken[places] -= 1
