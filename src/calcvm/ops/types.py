@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 FLOAT = "float"  # the program's own: float32 or float64
-FLOATS = (FLOAT, "float32", "float64")
+FLOATS = (FLOAT, "float32", "float64")  # what gradients go through
 BYTES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
 TYPES = (FLOAT, *BYTES)
 
