@@ -42,7 +42,7 @@ prebuild: $(VENV)/.dev
 	$(BIN)/calcvm warm
 
 # what each has printed comes at its end
-test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes two to three hours on 2 cores
+test-all: prebuild $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes 116 to 148 minutes on 2 cores
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
 
 whole-others: $(VENV)/.torch
