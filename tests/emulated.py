@@ -24,6 +24,10 @@ ARM = ROOT / ".arm"
 PYTHON = ARM / "root" / "usr" / "bin" / "python3"
 PACKAGES = ("numpy", "numba", "llvmlite", "pytest", "hypothesis", "greenlet")
 FILES = ("carry", "fit", "gemm", "lenet", "operators", "quantization", "recurrent", "streams", "switching", "training")
+STARTING = (
+    "switching.py::test_many_models_in_files_under_a_small_heap",
+    "fit.py::test_ctrl_c_leaves_a_consistent_model",
+)  # processes
 X86 = {
     "x86-64-v2": ("Nehalem", "Westmere", "SandyBridge"),
     "x86-64-v3": ("Haswell", "EPYC-Rome", "Skylake-Client"),
@@ -86,10 +90,7 @@ def arm(arguments: list[str]) -> int:
     environment = {**os.environ, **{name: str(value) for name, value in paths.items()}, "PYTHONNOUSERSITE": "1"}
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in FILES]
     command = [qemu, "-L", ARM / "root", PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--time-limit=3000"]
-    command += [
-        "--deselect",
-        "tests/test_switching.py::test_many_models_in_files_under_a_small_heap",
-    ]  # starts processes
+    command += [f"--deselect=tests/test_{name}" for name in STARTING]
     return subprocess.run([*command, *files, *arguments], env=environment, cwd=ROOT).returncode
 
 

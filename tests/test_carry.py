@@ -10,7 +10,6 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn, zoo
-from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 
 RNG = np.random.default_rng(0)
 X, T = RNG.standard_normal((40, 6, 3)), RNG.standard_normal((40, 6, 4))
@@ -452,24 +451,6 @@ def test_a_split_model_carries_the_states(share):
         np.testing.assert_allclose(split.run("predict", X[k]), twin.predict(X[k]), atol=1e-12)
         np.testing.assert_allclose(split.state()["trained"].reshape(6, 4), twin.trained, atol=1e-12)
         np.testing.assert_allclose(split.state()["h"].reshape(6, 4), twin.h, atol=1e-12)
-
-
-@pytest.mark.parametrize("mode", ["grid", "graph"])
-def test_a_simulated_gpu_carries_the_states(gpu, mode):  # noqa: F811
-    p = program(device="cuda", mode=mode, workers=2)
-    heap = cv.CalcHeap(2 * p.heap_bytes, device="cuda")
-    model = heap.create(p, seed=1)
-    twin = Twin(model)
-    play(model, twin, 12, np.random.default_rng(5))
-    one, pair = model.stream(), model.stream(batch=2, place=3)
-    for k in range(3):
-        for stream, at in ((one, slice(0, 1)), (pair, slice(3, 5))):
-            twin.h[at] = np.tanh(X[k, at] @ twin.W + twin.h[at] @ twin.U)
-            np.testing.assert_allclose(stream(X[k, at]), twin.h[at], atol=1e-12)
-    pair.reset()
-    one.state = {"h": np.ones((1, 4))}
-    twin.h[3:5], twin.trained[3:5], twin.h[0] = START, 0, 1
-    compare(model, twin)
 
 
 # ---------------------------------------------------------------- streams

@@ -388,6 +388,7 @@ def test_parts_without_a_gradient_are_left_out():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_nearest_element_is_that_of_torch(dtype):
     """Also where places are whole numbers but for rounding."""
+    pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     for n in rng.integers(1, 300, 40).tolist():
         scale = rng.choice([rng.uniform(0.3, 4), rng.integers(1, 30) / rng.integers(1, 30), 1 + 1 / (n + 1)])

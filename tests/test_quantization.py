@@ -82,6 +82,7 @@ def lenet():
 
 
 def test_digits_are_recognized_as_well():
+    pytest.importorskip("sklearn")  # which has the digits
     X, y = digits()
     X, n = X.reshape(-1, 1, 8, 8).astype("float32"), 1437
     model = cv.Model(lenet(), input_shape=(1, 8, 8), **HOW)
