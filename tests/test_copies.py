@@ -20,6 +20,7 @@ import torch
 import calcvm as cv
 from calcvm import nn, optim
 from calcvm.ops import OPS
+from tests.frontends.files import parsed
 
 x, y = np.ones((4, 3), "f4"), np.ones((4, 2), "f4")
 
@@ -85,6 +86,7 @@ def samples(folder):
         "Program": (made.program, lambda p: steps(cv.CalcHeap("64 KiB").create(p, seed=1))),
         "Pack": (cv.Pack(files=(), target="pico", batch_size=1, flash=9, ram=8, stack={}, undefined=(), program="", state=(0, 0), lasting={}), str),
         "TorchModule": (cv.from_torch(torch.nn.Linear(3, 2), torch.zeros(1, 3)), lambda net: cv.build_graph(net, (3,), "mse", "adam").paths["learn"].name),
+        "OnnxModel": (cv.load_onnx(parsed("net (float[N, 3] x) => (float[N, 3] y) {y = Tanh(x)}")), lambda net: float(cv.Model(net).predict(x[:, :3]).sum())),
         "Plan": (cv.plan(g, batch_size=4), lambda p: p.heap_bytes),
         "CalcGraph": (g, lambda g: cv.compile(g, batch_size=4).heap_bytes),
         "Path": (g.paths["learn"], lambda p: p.name),

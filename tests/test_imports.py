@@ -224,6 +224,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "functions",
             "gathers",
             "graph",
+            "hints",
             "images",
             "indexed",
             "lazy",
@@ -231,8 +232,9 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "ops",
             "sequences",
         },
-        {"numpy", "torch"},
+        {"numpy", "onnx", "torch"},
     ),
+    "onnx": ({"errors", "frontends", "model"}, {"numpy", "onnx"}),
     "ensemble": ({"errors", "checks", "hints", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
         {"errors", "files", "checks", "hints", "graph", "model", "fleet", "ensemble", "progress", "tables"} | VM,

@@ -25,6 +25,7 @@ from calcvm.functions import __all__ as OF_FUNCTIONS
 from calcvm.gathers import __all__ as OF_GATHERS
 from calcvm.images import __all__ as IMAGES
 from calcvm.sequences import __all__ as OF_SEQUENCES
+from tests.frontends.files import parsed
 
 FUNCTIONS = [*OF_FUNCTIONS, *OF_GATHERS, *OF_SEQUENCES]
 X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
@@ -385,6 +386,7 @@ def targets():
             }.items()
         },
         "cv.from_torch": (lambda **wrong: cv.from_torch(*{"module": torch.nn.Linear(3, 2), "example": X, **wrong}.values()), ["module", "example"]),
+        "cv.load_onnx": plain(cv.load_onnx, source=parsed("net (float[N, 4] x) => (float[N, 4] y) {y = Tanh(x)}"), sizes={}, values={}, batch_axes=[0], trainable=True),
         "cv.quantize": plain(cv.quantize, model=model(), data=X),
         "Model.to_python": method(cv.Model, model, "to_python"),
         "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
@@ -460,7 +462,7 @@ def trained():
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "Pack",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "ShapeError", "SplitPlan",
-    "Stream", "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
+    "OnnxModel", "Stream", "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
 

@@ -58,6 +58,7 @@ if _TYPE_CHECKING:
     from calcvm import zoo
     from calcvm.edge.pack import Pack
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
+    from calcvm.frontends.onnx_model import OnnxModel, load_onnx
     from calcvm.frontends.pytorch import TorchModule, from_torch
     from calcvm.graph_text import read_graph
     from calcvm.indexed import cell, einsum, equation, indexes
@@ -69,10 +70,10 @@ __version__ = "0.2.0"
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "Pack", "Path", "Plan", "PlanError", "Processor",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OnnxModel", "Pack", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
     "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "from_torch", "grad_cam",
-    "gradient", "indexes", "init", "load", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "quantize", "read_graph", "register_op", "saliency",
+    "gradient", "indexes", "init", "load", "load_onnx", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "quantize", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_gathers, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
 _public = __all__
@@ -123,6 +124,8 @@ def __getattr__(name: str) -> object:
         return _later_name(name, "calcvm.edge.pack")
     if name in ("TorchModule", "from_torch"):
         return _later_name(name, "calcvm.frontends.pytorch")
+    if name in ("OnnxModel", "load_onnx"):
+        return _later_name(name, "calcvm.frontends.onnx_model")
     if name == "quantize":
         return _later_name(name, "calcvm.quantization")
     if name == "read_graph":

@@ -129,6 +129,9 @@ class Variable(Answering):
     settled: bool = field(default=False, repr=False)  # the layout is fixed, because something reads it
     unnamed: bool = field(default=False, repr=False)  # the name is automatic: a variable named by the user may take it
     steps: int | None = field(default=None, repr=False)  # of a carry: the most that it has room for
+    turned: bool | None = field(
+        default=None, repr=False
+    )  # whether a state dict has its axes reversed (None: see its reader)
     lengths: Variable | None = field(default=None, repr=False)  # of sequences (N, T, ...): steps of each sample, (N,)
 
     def rename(self, name: str) -> Variable:
@@ -171,6 +174,7 @@ class Variable(Answering):
             init,
             self.regularizer,
             self.trainable,
+            self.turned,
             self.steps,
         )
 

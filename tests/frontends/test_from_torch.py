@@ -384,7 +384,7 @@ def test_all_operators_are_named_at_once():
 
 def test_inputs_of_another_shape():
     net, g = cv.from_torch(T.Linear(4, 2), X), cv.CalcGraph()
-    with g.path("p"), pytest.raises(cv.ShapeError, match=r"\(B, 5\) has not the shape of the example, \(B, 4\)"):
+    with g.path("p"), pytest.raises(cv.ShapeError, match=r"\(B, 5\) has not the shape of the input 'x0', \(B, 4\)"):
         net.call(g.placeholder("x", (None, 5)), training=False)
     with pytest.raises(cv.CalcError, match="takes 1 inputs, not 2"), g.path("q"):
         net.call(g.variables["x"], g.variables["x"], training=False)

@@ -57,6 +57,10 @@ class Arranged:
         return len(self.axes)
 
     @property
+    def type(self) -> str:
+        return (self._base.of if isinstance(self._base, Columns) else self._base).type
+
+    @property
     def base(self) -> Variable:
         """The variable, whose elements are in the order of the atoms."""
         return self._base.variable if isinstance(self._base, Columns) else self._base

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, MissingExtra, ShapeError, warn
-from calcvm.frontends.imported import Built
-from calcvm.graph import CalcGraph, Variable
-from calcvm.nn.layers import Layer
-from calcvm.ops.dims import shape_of, show
+from calcvm.errors import CalcError, MissingExtra, warn
+from calcvm.frontends.layer import ImportedLayer
 
 if TYPE_CHECKING:
     import torch
 
-    from calcvm.frontends.imported import Imported, Shape
-
-# the scopes of layers that `call` has built
-_scopes: WeakKeyDictionary[CalcGraph, WeakKeyDictionary[TorchModule, str]] = WeakKeyDictionary()
+    from calcvm.frontends.imported import Shape
 
 
 def from_torch(module: torch.nn.Module, *example: Any, batch_axes: Sequence[int | None] | None = None) -> TorchModule:
@@ -102,7 +95,7 @@ def _tensor(what: str, x: Any) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float32) if x.dtype == np.float64 else x.copy())
 
 
-class TorchModule(Layer):
+class TorchModule(ImportedLayer):
     """A layer made of a PyTorch module by `from_torch`.
 
     name : the module's class.
@@ -117,75 +110,8 @@ class TorchModule(Layer):
     ('Linear', [((None, 4), None)], [(None, 2)])
     """
 
-    name: str
-    inputs: list[tuple[Shape, str | None]]
-    outputs: list[Shape]
-    takes: str | None  # type: ignore[misc]
-    _imported: Imported
+    of = "PyTorch"
 
-    def __init__(self, imported: Imported):
-        self.name, self.inputs, self._imported = imported.name, imported.inputs, imported
-        self.takes = "int64" if self.inputs[0][1] in ("int32", "int64") else None
-        self.random = any(node.trains and node.name != "batch_norm" for node in imported.nodes)
-        g = CalcGraph()  # in both forms, so that what has no counterpart is named now, and not when a model is made
-        given = [g.placeholder(f"x{k}", shape, dtype) for k, (shape, dtype) in enumerate(self.inputs)]
-        for training in (True, False):
-            with g.path("learn" if training else "predict", backward=training, adopt=False):
-                made = self._built(given, "torchmodule_1", training)
-        self._shapes = [v.shape for v in made]
-        self.outputs = [tuple(n.b if n.constant else None for n in shape) for shape in self._shapes]
-
-    def __repr__(self) -> str:
-        shapes = ([shape_of(shape) for shape, _ in self.inputs], self._shapes)
-        taken, given = (", ".join(map(show, several)) for several in shapes)
-        return f"<{self.name} of PyTorch: {taken} -> {given}>"
-
-    def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        self._given(x)
-        outputs = self._built((x,), scope, training)
-        if len(outputs) > 1:
-            raise CalcError(
-                f"{scope}: {self!r} has {len(outputs)} outputs: in a graph, net.call(x, training=...) gives a list of them"
-            )
-        return outputs[0]
-
-    def call(self, *inputs: Variable, training: bool) -> list[Variable]:
-        """Its outputs, for a graph of several inputs or outputs; a graph's paths share its parameters, ``torchmodule_1.<name>``.
-
-        Parameters
-        ----------
-        inputs : Variable, of the shapes of the examples, with any batch
-        training : bool
-            Whether batch norm takes the batch's statistics, and dropout drops.
-
-        Examples
-        --------
-        >>> import torch
-        >>> net = cv.from_torch(torch.nn.PairwiseDistance(), torch.zeros(1, 3), torch.zeros(1, 3))
-        >>> g = cv.CalcGraph()
-        >>> x, y = g.placeholder("x", (None, 3)), g.placeholder("y", (None, 3))
-        >>> with g.path("predict") as predict:
-        ...     (distance,) = net.call(x, y, training=False)
-        >>> distance.shape
-        (B,)
-        """
-        for x in inputs:
-            checks.one_of(f"call of {self!r}", x, Variable, "a variable of a graph")
-        if not inputs:
-            raise CalcError(f"call of {self!r}: give {len(self.inputs)} variables of a graph")
-        scopes = _scopes.setdefault(inputs[0].graph, WeakKeyDictionary())
-        scope = scopes.get(self) or f"torchmodule_{len(scopes) + 1}"
-        outputs = self._built(inputs, scope, checks.flag(f"call of {self!r}: training", training))
-        scopes[self] = scope
-        return outputs
-
-    def _built(self, inputs: Sequence[Variable], scope: str, training: bool) -> list[Variable]:
-        if len(inputs) != len(self.inputs):
-            raise CalcError(f"{scope}: {self!r} takes {len(self.inputs)} inputs, not {len(inputs)}")
-        for x, (shape, _) in zip(inputs, self.inputs):
-            if len(shape) != x.rank or any(n is not None and m != n for n, m in zip(shape, x.shape)):
-                raise ShapeError(
-                    f"{scope}: the input {x} has not the shape of the example, {str(shape).replace('None', 'B')}"
-                )
-        with inputs[0].graph.whole(scope):
-            return Built(self, self._imported, inputs, scope, training).outputs
+    @property
+    def inputs(self) -> list[tuple[Shape, str | None]]:
+        return [(shape, dtype) for _, shape, dtype in self._imported.inputs]

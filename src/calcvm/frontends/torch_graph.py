@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from calcvm.errors import CalcError, UnsupportedOperator
-from calcvm.frontends.aten import ACROSS, CHECKS, FLOATS, GETITEM, RANDOM, SIZE, counterpart
+from calcvm.frontends.aten import ACROSS, CHECKS, GETITEM, RANDOM, SIZE, counterpart
+from calcvm.frontends.building import FLOATS
 from calcvm.frontends.imported import Imported, Node, Shape, Tensor, Value
 
 _alone = Lock()  # PyTorch exports in one thread at a time
@@ -84,10 +85,10 @@ def exported(module: torch.nn.Module, inputs: Sequence[torch.Tensor], axes: Sequ
             f"from_torch: no counterpart of {told}: write these parts by other operators, or as layers of calcvm.nn{part}"
         )
     reader = _Reader(module, program, forms)
-    types = [_type(x.dtype) for x in inputs]
+    given = [(f"x{k}", shape, _type(x.dtype)) for k, (shape, x) in enumerate(zip(shapes, inputs))]
+    outputs = [f"y{k}" for k in range(len(reader.results))]
     return Imported(
-        type(module).__name__, [*zip(shapes, types)], [*axes], reader.given, reader.tensors, reader.nodes, reader.results,
-        differ,
+        "from_torch", type(module).__name__, given, [*axes], outputs, reader.given, reader.tensors, reader.nodes, reader.results, differ,
     )  # fmt: skip
 
 

@@ -175,6 +175,7 @@ class _Reader:
         if "trainable" in said:
             given["trainable"] = literal(said["trainable"])
         v = self.graph.parameter(name, sizes, **given)
+        v.turned = literal(said["turned"]) if "turned" in said else None
         if "layout" in said:
             v.layout, v.settled = _layout(said["layout"], v), True
         return v

@@ -34,7 +34,7 @@ BACKWARD = "backward"
 # variables other than results, and the settings that their lines give by name
 SOURCES = {
     "placeholder": ("dtype", "channels_last"),
-    "parameter": ("init", "regularizer", "trainable", "layout"),
+    "parameter": ("init", "regularizer", "trainable", "turned", "layout"),
     "buffer": ("init",),
     "carry": ("init", "steps"),
     "constant": ("dtype", "value"),

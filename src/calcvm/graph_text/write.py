@@ -88,6 +88,8 @@ class _Writer:
                 said.append(("regularizer", _regularizer(what, v.regularizer)))
             if not v.trainable:
                 said.append(("trainable", "False"))
+            if v.turned is not None:
+                said.append(("turned", str(v.turned)))
             if v.layout != self.found_layout(v):
                 said.append(("layout", repr(v.layout)))
         if v.kind == "constant":

@@ -5,7 +5,7 @@
     batchnorm_1.scale           1.weight                 as `batch_norm` reads it
     net_1.encoder.gru_1.bias    0.encoder.0.bias         of a custom layer, whose scopes stay
 
-The operator that reads a parameter decides; its shape says nothing.
+The operator that reads a parameter decides, or, of an imported network, its file; its shape says nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calcvm.graph import CalcGraph, Variable
 
 RENAMED = {"scale": "weight", "shift": "bias", "slope": "weight"}  # parameters of layers, read as these inputs
 TURNED, FLAT = "turned", "flat"
-OF_TORCH = re.compile(r"(^|\.)torchmodule_\d+\.")
+IMPORTED = re.compile(r"(^|\.)(torchmodule|onnxmodel)_\d+\.")
 
 
 def state_names(graph: CalcGraph) -> dict[str, dict[str, Any]]:
@@ -45,9 +45,9 @@ def state_names(graph: CalcGraph) -> dict[str, dict[str, Any]]:
                 facts, own = found.get(v.name), v.name.rpartition(".")[2]
                 if facts is None:
                     continue
-                if slot == "wh" or (op.spec.name, slot) == ("linear", "wt"):
+                if v.turned or (v.turned is None and (slot == "wh" or (op.spec.name, slot) == ("linear", "wt"))):
                     facts["form"] = TURNED
-                elif slot == own and own in RENAMED and not OF_TORCH.search(v.name.removesuffix(f".{own}") + "."):
+                elif slot == own and own in RENAMED and not IMPORTED.search(v.name.removesuffix(f".{own}") + "."):
                     facts["names"][v.name] = known(v.name.removesuffix(own) + RENAMED[own])
                     facts |= {"form": FLAT} if slot == "slope" else {}
                 elif op.spec.name == "matmul" and op.attrs["transpose_b"] and op.layer and v is op.inputs["b"]:
@@ -67,7 +67,7 @@ def _numbers(graph: CalcGraph) -> dict[str, str]:
     """The places of layers in their networks, by scope; the modules inside a module of PyTorch keep their names."""
     counts, numbers = Counter[str](), dict[str, str]()
     for scope in dict.fromkeys(
-        scope for path in graph.paths.values() for scope in path.layers if not OF_TORCH.search(scope)
+        scope for path in graph.paths.values() for scope in path.layers if not IMPORTED.search(scope)
     ):
         network = scope.rpartition(".")[0]
         numbers[scope] = str(counts[network])

@@ -38,6 +38,7 @@ from calcvm.model.roles import LEARN, LENGTHS, PREDICT, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
 from calcvm.model.training import Training
+from calcvm.nn.layers import Complete
 from calcvm.ops.dims import show
 from calcvm.planner import Plan
 from calcvm.tables import Lines, preformatted
@@ -1039,6 +1040,10 @@ def graph_of(caller: str, net: Any, options: Mapping[str, Any]) -> tuple[CalcGra
         if given:
             raise CalcError(f"{caller}: a custom graph has its {next(iter(given))} already: leave it out")
         return net, planned
+    if isinstance(net, Complete) and not given:
+        return net.graph(), planned
+    if isinstance(net, Complete) and "input_shape" not in given:
+        given["input_shape"] = net.sample_shape()
     for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
         if what not in given:
             raise CalcError(f"{caller}: {what} is missing; give {what}={example}")

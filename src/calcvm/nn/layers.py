@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError, warn
-from calcvm.graph import Path, Variable, apply, ask
+from calcvm.graph import CalcGraph, Path, Variable, apply, ask
 from calcvm.hints import Answering
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import shape_of, show
@@ -177,6 +177,18 @@ class Layer(Answering):
     @property
     def kind(self) -> str:
         return type(self).__name__.lower()
+
+
+class Complete(Layer):
+    """Base class of layers that know what they take: a model of one needs no ``input_shape``, and to predict no loss."""
+
+    def graph(self) -> CalcGraph:
+        """A graph that only predicts."""
+        raise NotImplementedError
+
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        raise NotImplementedError
 
 
 def _each(parts: Iterable[Any]) -> Iterator[Layer]:

@@ -8,18 +8,8 @@ from typing import Any
 
 from calcvm import functions as F
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.aten.declared import (
-    ATEN,
-    FLOATS,
-    Building,
-    Cannot,
-    Filled,
-    arranged,
-    aten,
-    is_number,
-    one_by_one,
-    plain,
-)
+from calcvm.frontends.aten.declared import ATEN, aten
+from calcvm.frontends.building import FLOATS, Building, Cannot, Filled, arranged, is_number, one_by_one, plain
 from calcvm.graph import Variable
 
 

@@ -10,14 +10,16 @@ import numpy as np
 from calcvm import functions as F
 from calcvm import images, sequences
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.aten.declared import (
-    ATEN,
+from calcvm.frontends.aten.declared import ATEN, aten
+from calcvm.frontends.aten.elementwise import add, div, mul
+from calcvm.frontends.aten.reductions import norm
+from calcvm.frontends.aten.shapes import chunk, select, stack, unsqueeze
+from calcvm.frontends.building import (
     Building,
     Cannot,
     Filled,
     Sizes,
     arranged,
-    aten,
     axis_of,
     given,
     one_by_one,
@@ -25,9 +27,6 @@ from calcvm.frontends.aten.declared import (
     variable,
     whole,
 )
-from calcvm.frontends.aten.elementwise import add, div, mul
-from calcvm.frontends.aten.reductions import norm
-from calcvm.frontends.aten.shapes import chunk, select, stack, unsqueeze
 from calcvm.graph import Variable
 from calcvm.ops.dims import ONE, show
 
@@ -52,7 +51,7 @@ def linear(b: Building, x: Any, weight: Any, bias: Any = None) -> Arranged:
 def matmul(b: Building, x: Any, y: Any) -> Arranged:
     x, y = arranged(b, x), arranged(b, y)
     if x.rank == 1:
-        return matmul(b, x.reshaped([1, *x.shape]), y).without([y.rank - 2])
+        return (z := matmul(b, x.reshaped([1, *x.shape]), y)).without([z.rank - min(y.rank, 2)])
     if y.rank == 1:
         return (z := matmul(b, x, y.reshaped([*y.shape, 1]))).without([z.rank - 1])
     rows, columns = y.axes[-2:]
@@ -253,8 +252,8 @@ def attention(
     side = [arranged(b, x).permuted([0, 2, 1, 3]) for x in (q, k, v)]
     side = [x.reshaped([*x.shape[:2], x.shape[2] * x.shape[3]]) for x in side]
     how: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "causal": causal, "bias": bias, "scale": scale}
-    packed = _packed(side)
-    y = F.attention(packed, **how) if packed is not None else F.attention(*(x.variable() for x in side), **how)
+    together = packed(side)
+    y = F.attention(together, **how) if together is not None else F.attention(*(x.variable() for x in side), **how)
     n, t, _ = y.shape
     return Arranged.of(y).reshaped([n, t, heads, q.shape[3]]).permuted([0, 2, 1, 3])
 
@@ -269,7 +268,7 @@ def _bias(b: Building, mask: Any, q: Any, k: Any) -> Any:
     return bias + np.zeros((whole(q.shape[2]), 1)) if bias.shape[-2] == ONE != q.shape[2] else bias
 
 
-def _packed(side: Sequence[Arranged]) -> Variable | None:
+def packed(side: Sequence[Arranged]) -> Variable | None:
     """The variable whose columns are queries, keys and values, one behind the other."""
     found = [x.columns for x in side]
     if any(c is None or x.order != [*range(len(x.atoms))] for c, x in zip(found, side)):
@@ -300,7 +299,7 @@ def _recurrent(name: str, f: Callable[..., tuple[Variable, ...]], states: int, *
                 k = 2 * layer + end if both else layer
                 own = weights[k * each : (k + 1) * each]
                 w = [*(_weight(b, w) for w in own[:2]), *(variable(b, bias) for bias in own[2:])]
-                first = [None if _is_zero(s) else select(b, arranged(b, s), 0, k).variable() for s in starts]
+                first = [None if is_zero(s) else select(b, arranged(b, s), 0, k).variable() for s in starts]
                 y, *last = f(v, *w, *(None,) * (4 - len(w)), *first, reverse=bool(end), **more)
                 found.append(y)
                 lasts.append(tuple(last))
@@ -316,7 +315,7 @@ def _weight(b: Building, w: Any) -> Variable:
     return arranged(b, w).swapped().variable()
 
 
-def _is_zero(x: Any) -> bool:
+def is_zero(x: Any) -> bool:
     return isinstance(x, Filled) and x.value == 0 or isinstance(x, np.ndarray) and not x.any()
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from calcvm import gathers
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.aten.declared import Building, Cannot, arranged, aten, axis_of, plain, variable, whole
+from calcvm.frontends.aten.declared import aten
+from calcvm.frontends.building import Building, Cannot, arranged, axis_of, plain, variable, whole
 
 
 def taken(b: Building, x: Arranged, places: Any, axis: int) -> Arranged:

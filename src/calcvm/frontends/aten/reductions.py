@@ -11,7 +11,8 @@ import numpy as np
 from calcvm import functions as F
 from calcvm import gathers, images
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.aten.declared import ATEN, Building, Cannot, aten, axis_of, one_by_one, over_axis
+from calcvm.frontends.aten.declared import ATEN, aten
+from calcvm.frontends.building import Building, Cannot, axis_of, one_by_one, over_axis
 from calcvm.graph import Variable
 
 

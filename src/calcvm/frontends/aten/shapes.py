@@ -10,14 +10,15 @@ import numpy as np
 from calcvm import functions as F
 from calcvm import images
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.aten.declared import (
-    ATEN,
+from calcvm.frontends.aten.declared import ATEN, aten
+from calcvm.frontends.aten.elementwise import where
+from calcvm.frontends.aten.places import taken
+from calcvm.frontends.building import (
     Building,
     Cannot,
     Filled,
     Sizes,
     arranged,
-    aten,
     axis_of,
     is_number,
     one_by_one,
@@ -25,8 +26,6 @@ from calcvm.frontends.aten.declared import (
     variable,
     whole,
 )
-from calcvm.frontends.aten.elementwise import where
-from calcvm.frontends.aten.places import taken
 from calcvm.ops.dims import ONE, Affine, affine, numel
 from calcvm.ops.types import FLOAT
 

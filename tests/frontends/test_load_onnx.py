@@ -1,0 +1,318 @@
+"""Files of ONNX as layers: results, training, names, sizes, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import calcvm as cv
+from calcvm import nn
+from tests.conftest import by_turns
+from tests.frontends.files import exported, parsed
+from tests.frontends.networks import networks
+
+NETWORKS = networks()
+BATCH_AXES = {"states": (0, 1, 1)}
+OPTIMIZERS = {  # ours, PyTorch's, and how near the losses of five steps are
+    "sgd": (lambda: cv.SGD(0.05), lambda p: torch.optim.SGD(p, 0.05), 1e-5),
+    "adam": (lambda: cv.Adam(1e-3), lambda p: torch.optim.Adam(p, 1e-3), 1e-4),
+}
+NOT_WRITTEN = ("llama",)  # by the older exporter
+
+
+def pytest_generate_tests(metafunc):
+    if "exporter" in metafunc.fixturenames:
+        by_turns(metafunc, 5, name=NETWORKS, exporter=["script", "training", "program"])
+    if "optimizer" in metafunc.fixturenames:
+        by_turns(metafunc, 3, name=[n for n in NETWORKS if n not in NOT_WRITTEN], optimizer=OPTIMIZERS)
+
+
+def given(name):
+    module, example = NETWORKS[name]
+    inputs = example if isinstance(example, tuple) else (example,)
+    axes = BATCH_AXES.get(name) or [0 if x.ndim and len(x) == len(inputs[0]) else None for x in inputs]
+    return copy.deepcopy(module), inputs, axes
+
+
+def tensors(arrays):
+    return arrays if isinstance(arrays, tuple) else (arrays,)
+
+
+# ---------------------------------------------------------------- what PyTorch writes
+def test_networks_of_both_exporters(name, exporter):
+    if exporter != "program" and name in NOT_WRITTEN:
+        pytest.skip("PyTorch's older exporter cannot write it")
+    module, inputs, axes = given(name)
+    net = cv.load_onnx(exported(module, inputs, axes, exporter), batch_axes=axes)
+    batch = inputs[0].shape[axes[0]]
+    model = cv.Model(net, batch_size=batch)
+    with torch.no_grad():
+        wanted = tensors(module.eval()(*inputs))
+    found = model.run({name: x.numpy() for name, x in zip(net.inputs, inputs)})
+    for got, want in zip(found.values(), wanted, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=2e-6)
+    if exporter == "training":  # the others fold weights, and write equal ones once
+        trained = {name for name, _ in module.named_parameters()}
+        assert trained <= {*model.state_dict()}, trained - {*model.state_dict()}
+
+
+def test_training_is_that_of_pytorch(name, optimizer):
+    """The losses of five steps of a file in the form of training; the weights go back by name."""
+    module, inputs, axes = given(name)
+    ours, theirs, within = OPTIMIZERS[optimizer]
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+        if isinstance(vars(part).get("dropout"), float):  # of attention's weights
+            part.dropout = 0.0
+    file = exported(module, inputs, axes, "training")
+    net, g, rng = cv.load_onnx(file, batch_axes=axes), cv.CalcGraph(), np.random.default_rng(0)
+    with torch.no_grad():
+        targets = [
+            torch.from_numpy(rng.standard_normal(y.shape).astype("float32")) for y in tensors(module.eval()(*inputs))
+        ]
+    placed = [g.placeholder(n, shape, dtype) for n, (shape, dtype) in net.inputs.items()]
+    wanted = [g.placeholder(f"t{k}", shape) for k, shape in enumerate(net.outputs.values())]
+    with g.path("learn", backward=True) as learn:
+        losses = [cv.mse(y, t) for y, t in zip(net.call(*placed, training=True), wanted)]
+        learn.minimize(sum(losses[1:], losses[0]), ours())
+    with g.path("predict") as predict:
+        predict.output = (*net.call(*placed, training=False),)
+    model = cv.Model(g, batch_size=inputs[0].shape[axes[0]], seed=0)
+    module.train()
+    optimizer = theirs([p for p in module.parameters() if p.requires_grad])
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = sum(torch.nn.functional.mse_loss(y, t) for y, t in zip(tensors(module(*inputs)), targets))
+        loss.backward()
+        optimizer.step()
+        got = model.step(*[x.numpy() for x in (*inputs, *targets)])
+        assert got == pytest.approx(loss.item(), rel=within), name
+    weights = {n: torch.from_numpy(x) for n, x in model.state_dict().items()}
+    left = module.load_state_dict({n: w for n, w in weights.items() if n in module.state_dict()}, strict=False)
+    assert not [n for n in left.missing_keys if n in dict(module.named_parameters())]
+    with torch.no_grad():
+        again = tensors(module.eval()(*inputs))
+    found = model.run({n: x.numpy() for n, x in zip(net.inputs, inputs)})
+    for got, want in zip(found.values(), again):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-3, atol=1e-5)
+
+
+# ---------------------------------------------------------------- a layer as others
+W = np.arange(12, dtype="float32").reshape(4, 3) / 10
+DENSE = "net (float[N, 4] x) => (float[N, 3] y) {a = MatMul(x, w) y = Add(a, b)}"
+
+
+def dense():
+    return cv.load_onnx(parsed(DENSE, w=W, b=[1, 2, 3]))
+
+
+def test_a_file_trains_as_a_layer(tmp_path):
+    X, t = np.random.default_rng(0).standard_normal((2, 64, 4)).astype("float32")
+    net = dense()
+    assert (net.inputs, net.outputs) == ({"x": ((None, 4), None)}, {"y": (None, 3)})
+    model = cv.Model(net, loss="mse", optimizer=cv.SGD(0.1), batch_size=16, seed=0)
+    twin = cv.Model(
+        nn.Linear(3, init=W, bias_init=np.array([1.0, 2, 3])),
+        input_shape=(4,),
+        loss="mse",
+        optimizer=cv.SGD(0.1),
+        batch_size=16,
+    )
+    for m in (model, twin):
+        m.fit(X, t[:, :3], epochs=3, progress=False)
+    np.testing.assert_allclose(model.predict(X), twin.predict(X), rtol=1e-6)
+    state = model.state_dict()
+    assert [*state] == ["w", "b"] and state["w"].shape == (4, 3)
+    np.testing.assert_allclose(X @ state["w"] + state["b"], model.predict(X), rtol=1e-5, atol=1e-6)
+    model.save(tmp_path / "m.calc")
+    np.testing.assert_array_equal(cv.load(tmp_path / "m.calc").predict(X), model.predict(X))
+
+
+def test_copies_and_texts_of_layers():
+    net, X = dense(), np.ones((2, 4), "float32")
+    again = pickle.loads(pickle.dumps(net))
+    np.testing.assert_array_equal(cv.Model(again).predict(X), cv.Model(net).predict(X))
+    graph = cv.build_graph(net, (4,), "mse", "adam")
+    model = cv.Model(cv.read_graph(graph.text()))
+    assert model.state_dict()["w"].tolist() == W.tolist()
+    assert cv.read_graph(graph.text()).text() == graph.text()
+
+
+def test_weights_are_those_of_the_file():
+    """Of a product with either form of a weight, and after a turn."""
+    net = cv.load_onnx(parsed(
+        "net (float[N, 4] x) => (float[N, 2] y) {a = MatMul(x, w) b = Gemm <transB = 1> (a, u, c) d = Transpose <perm = [1, 0]> (v) y = MatMul(b, d)}",
+        w=W, u=np.arange(15).reshape(5, 3), c=np.ones(5), v=np.arange(10).reshape(2, 5),
+    ))  # fmt: skip
+    state = cv.Model(net, loss="mse", optimizer="adam").state_dict()
+    assert {name: x.shape for name, x in state.items()} == {"w": (4, 3), "u": (5, 3), "c": (5,), "v": (2, 5)}
+    np.testing.assert_array_equal(state["u"], np.arange(15).reshape(5, 3))
+    assert cv.Model(net).state_dict().keys() == state.keys()
+
+
+def test_some_weights_train():
+    net = cv.load_onnx(parsed(DENSE, w=W, b=[1, 2, 3]), trainable=["b"])
+    model = cv.Model(net, loss="mse", optimizer=cv.SGD(0.1))
+    model.step(np.ones((4, 4)), np.zeros((4, 3)))
+    assert (model.state_dict()["w"] == W).all() and (model.state_dict()["b"] != [1, 2, 3]).all()
+    with pytest.raises(cv.CalcError, match="no weight is called 'c'"):
+        cv.load_onnx(parsed(DENSE, w=W, b=[1, 2, 3]), trainable=["c"])
+
+
+def test_norms_train_and_frozen_ones_stay():
+    text = "net (float[N, 2, 3] x) => (float[N, 2, 3] y) {y = BatchNormalization(x, s, t, m, v)}"
+    file = parsed(text, s=[1, 2], t=[0, 1], m=[0.5, 0], v=[1, 2])
+    X = np.random.default_rng(0).standard_normal((8, 2, 3)) + 3
+    for trainable in (True, False):
+        net = cv.load_onnx(file, trainable=trainable)
+        g = cv.CalcGraph()
+        x, t, w = g.placeholder("x", (None, 2, 3)), g.placeholder("t", (None, 2, 3)), g.parameter("w", (1,), "ones")
+        with g.path("learn", backward=True) as learn:
+            learn.minimize(cv.mse(net.call(x, training=True)[0] * w, t), cv.SGD(0.1))
+        with g.path("predict") as predict:
+            predict.output = net.call(x, training=False)[0]
+        model = cv.Model(g, batch_size=8)
+        model.step(X, X)
+        assert (model.state_dict()["m"] == [0.5, 0]).all() != trainable
+
+
+def test_sizes_that_depend_on_the_batch():
+    """Computed from Shape, by Gather, Concat and arithmetic, for any batch."""
+    net = cv.load_onnx(parsed(
+        """net (float[N, 4, 6] x) => (float[A, 3] y) {
+            s = Shape(x)  zero = Constant <value_ints = [0]> ()  last = Constant <value_ints = [2]> ()
+            three = Constant <value_ints = [3]> ()
+            n = Gather(s, zero)  k = Gather(s, last)  half = Div(k, three)  rows = Mul(n, half)
+            four = Constant <value_ints = [4]> ()  all = Mul(rows, four)
+            shape = Concat <axis = 0> (all, three)  y = Reshape(x, shape)
+        }""",
+    ))  # fmt: skip
+    model = cv.Model(net, batch_size=5)
+    for n in (1, 5):
+        X = np.random.default_rng(n).standard_normal((n, 4, 6)).astype("float32")
+        np.testing.assert_array_equal(model.run({"x": X})["y"], X.reshape(-1, 3))
+
+
+def test_graphs_inside():
+    text = """net (float[N, 2] x) => (float[N, 2] y, float[3, N, 2] all) {
+        three = Constant <value_int = 3> ()  yes = Constant <value = bool {1}> ()
+        s = Shape <start = 1> (x)  two = Constant <value_ints = [2]> ()  same = Equal(s, two)  flag = Squeeze(same)
+        z = If (flag) <then_branch = then () => (float[N, 2] a) {a = Neg(x)}, else_branch = other () => (float[N, 2] b) {b = Abs(x)}>
+        y, all = Loop (three, yes, z) <body = round (int64 i, bool c, float[N, 2] v) => (bool on, float[N, 2] w, float[N, 2] part)
+            {on = Identity(c)  w = Add(v, v)  part = Sin(w)}>
+    }"""
+    model = cv.Model(cv.load_onnx(parsed(text)), batch_size=4)
+    X = np.random.default_rng(0).standard_normal((4, 2)).astype("float32")
+    found = model.run({"x": X})
+    np.testing.assert_allclose(found["y"], -8 * X, rtol=1e-6)
+    np.testing.assert_allclose(found["all"], np.sin([-2 * X, -4 * X, -8 * X]), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- files
+def test_arrays_in_other_files(tmp_path):
+    model, path = parsed(DENSE, w=W, b=[1, 2, 3]), tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="net.data", size_threshold=0)
+    X = np.ones((2, 4), "float32")
+    np.testing.assert_allclose(cv.Model(cv.load_onnx(path)).predict(X), X @ W + [1, 2, 3], rtol=1e-6)
+    with pytest.raises(cv.CalcError, match="give the model's path"):
+        cv.load_onnx(path.read_bytes())
+    (tmp_path / "net.data").write_bytes(b"1234")
+    with pytest.raises(cv.CalcError, match="'net.data' ends before them"):
+        cv.load_onnx(path)
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "sub/../../secret", "link"])
+def test_arrays_outside_the_folder_are_refused(tmp_path, place):
+    (tmp_path / "secret").write_bytes(bytes(1000))
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "link").symlink_to(tmp_path / "secret")
+    model = parsed(DENSE, w=W, b=[1, 2, 3])
+    t = model.graph.initializer[0]
+    t.ClearField("raw_data")
+    t.data_location = TensorProto.EXTERNAL
+    t.external_data.append(onnx.StringStringEntryProto(key="location", value=place))
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(cv.CalcError, match="outside the model's folder"):
+        cv.load_onnx(folder / "net.onnx")
+
+
+def test_damaged_files(tmp_path):
+    whole = parsed(DENSE, w=W, b=[1, 2, 3]).SerializeToString()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for at in rng.integers(0, len(whole), rng.integers(1, 4)):
+            damaged[at] = rng.integers(256)
+        cut = bytes(damaged[: rng.integers(len(whole))] if rng.random() < 0.3 else damaged)
+        with contextlib.suppress(cv.CalcError), np.errstate(all="ignore"):
+            cv.load_onnx(cut)
+    with pytest.raises(cv.NoSuchFile, match="there is no file"):
+        cv.load_onnx(tmp_path / "none.onnx")
+
+
+# ---------------------------------------------------------------- what is refused
+REFUSED = {
+    "operators": ("net (float[N, 4] x) => (float[N, 4] y) {a = NonMaxSuppressionLike(x) y = Strange(a)}", "Strange"),
+    "random": ("net (float[N, 4] x) => (float[N, 4] y) {r = RandomNormalLike(x) y = Add(x, r)}", "RandomNormalLike"),
+    "of data": ("net (float[N, 4] x) => (float[M] y) {k = NonZero(x) s = Shape(k) f = Cast <to = 1> (s) y = Identity(f)}", "NonZero"),
+    "open sizes": ("net (float[N, T] x) => (float[N, T] y) {y = Tanh(x)}", r"sizes=\{'T': 128\}"),
+    "shapes": ("net (float[N, 4] x, int64[2] s) => (float[A, B] y) {y = Reshape(x, s)}", r"values=\{'s': "),
+    "texts": ("net (string[N] x) => (string[N] y) {y = Identity(x)}", "type"),
+    "the batch in numbers": ("net (float[N, 4] x) => (float[N, 4] y) {s = Shape <end = 1> (x) f = Cast <to = 1> (s) y = Mul(x, f)}", "batch's size"),
+    "comparisons": (
+        """net (float[N, 4] x) => (float[N, 4] y) {s = Shape <end = 1> (x) five = Constant <value_ints = [5]> () c = Less(s, five) f = Squeeze(c)
+        y = If (f) <then_branch = a () => (float[N, 4] p) {p = Neg(x)}, else_branch = b () => (float[N, 4] q) {q = Abs(x)}>}""", "compares",
+    ),
+    "conditions": (
+        """net (float[N, 4] x, bool c) => (float[N, 4] y) {
+        y = If (c) <then_branch = a () => (float[N, 4] p) {p = Neg(x)}, else_branch = b () => (float[N, 4] q) {q = Abs(x)}>}""", r"values=\{'c'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    text, told = REFUSED[case]
+    with pytest.raises(cv.CalcError, match=told) as error:
+        cv.load_onnx(parsed(text))
+    assert "load_onnx" in str(error.value)
+
+
+def test_wrong_arguments():
+    file = parsed(DENSE, w=W, b=[1, 2, 3])
+    for how, told in (
+        ({"sizes": {"z": 3}}, "no input or size is called 'z'"), ({"values": {"z": 3}}, "no input is called 'z'"),
+        ({"batch_axes": [0, 1]}, "2 axes for 1 inputs"), ({"batch_axes": {"z": 1}}, "no input is called 'z'"), ({"trainable": 3}, "trainable"),
+    ):  # fmt: skip
+        with pytest.raises(cv.CalcError, match=told):
+            cv.load_onnx(file, **how)
+    with pytest.raises(cv.CalcError, match="a path, bytes"):
+        cv.load_onnx(3)
+    assert cv.load_onnx(file, sizes={"N": 7}).outputs == {"y": (7, 3)}
+    two = cv.load_onnx(parsed("net (float[N, 4] x, float[N, 4] z) => (float[N, 4] y) {y = Add(x, z)}"))
+    with pytest.raises(cv.CalcError, match="has the inputs x, z: build a graph"):
+        cv.Model(two, loss="mse", optimizer="adam")
+    assert (cv.Model(two).run({"x": np.ones((2, 4)), "z": np.ones((2, 4))})["y"] == 2).all()
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    with pytest.raises(cv.MissingExtra, match=r"calcvm\[onnx\]"):
+        cv.load_onnx(b"")
+
+
+def test_nodes_without_names():
+    """As `onnx.helper` makes them."""
+    node = helper.make_node("Relu", ["x"], ["y"])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 3]) for n in "xy")
+    net = cv.load_onnx(helper.make_model(helper.make_graph([node], "g", [x], [y])))
+    assert cv.Model(net).predict(np.full((1, 3), -1.0)).tolist() == [[0, 0, 0]]
