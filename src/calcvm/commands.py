@@ -1,4 +1,4 @@
-"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, export, dis, warm, info (extra ``cli``)."""
+"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, run, convert, export, dis, warm, info (extra ``cli``)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ Target = Annotated[str, typer.Option(help="Of a table: the column to predict; th
 Labels = Annotated[
     str | None, typer.Option(help="Of a table: the column to predict (default: that of the training, or y).")
 ]
-Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
+Layers = Annotated[
+    str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10; or a file, net.onnx.")
+]
+OfFile = Annotated[
+    str | None, typer.Option(help="For a file of ONNX: that of training it (default: it only predicts).")
+]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")]
 Memory = Annotated[
     str | None,
@@ -223,8 +228,19 @@ DEMOS = {
 }
 
 
-def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph:
-    """The graph of the classifier that `train` trains, or of a network of the zoo for images of ``size`` by ``size``."""
+def is_onnx(what: str | Path) -> bool:
+    return str(what).lower().endswith(".onnx")
+
+
+def graph(layers: str, activation: str, size: int | None = None, loss: str | None = None) -> cv.CalcGraph:
+    """The graph of the classifier that `train` trains, of a network of the zoo for images of ``size`` by ``size``, or of a file of ONNX."""
+    if is_onnx(layers):
+        imported = cv.load_onnx(layers)
+        if loss is None:
+            return imported.graph()
+        return cv.build_graph(imported, imported.sample_shape(), loss, cv.Adam(1e-3))
+    if loss is not None:
+        raise CalcError(f"--loss is for a file of ONNX, and {layers} is none")
     if layers in cv.zoo.__all__:
         if activation != USUAL:
             raise CalcError(f"--activation is for layers such as 784-64-64-10: {layers} has its own")
@@ -242,7 +258,8 @@ def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph
 @app.command()
 def plan(
     layers: Annotated[
-        str, typer.Argument(help="Sizes of the layers, 784-64-64-10, or a network of the zoo, resnet18.")
+        str,
+        typer.Argument(help="Sizes of the layers, 784-64-64-10, a network of the zoo, resnet18, or a file, net.onnx."),
     ],
     batch_size: BatchSize = None,
     memory: Memory = None,
@@ -263,9 +280,10 @@ def plan(
     target: Annotated[
         str | None, typer.Option(help="A processor, such as cortex-m4f: its flash, RAM and stack instead.")
     ] = None,
+    loss: OfFile = None,
 ) -> None:
-    """Print what training a classifier by `train` needs, statement by statement.  Nothing is allocated."""
-    wanted = graph(layers, activation, size)
+    """Print what training a classifier by `train` needs, or a file of ONNX, statement by statement.  Nothing is allocated."""
+    wanted = graph(layers, activation, size, loss)
     if target is not None:
         others = {"--picture": picture, "--html": html, "--solver-seconds": solver_seconds, "--page-bytes": page_bytes}
         if given := [name for name, value in others.items() if value]:
@@ -365,12 +383,14 @@ def train(
 ) -> None:
     """Train on a file: a classifier if y holds labels (0 or 1 for a single output), else a regression.
 
-    Inputs are standardized.  A regression's loss is the squared error, and each output is scaled to its target.
+    Inputs are standardized.  A regression's loss is the squared error, and each output is scaled to its target.  A file of ONNX, with
+    the weights in it, takes its inputs as they are.
     """
     check_target(out, data)
     X, y, table = _samples(data, target)
     assert y is not None
-    net, n_in, n_out = network(layers, activation)
+    net, shape, n_out = _network(layers, activation)
+    n_in = prod(shape)
     X = readable("X", X, "float32").reshape(len(X), -1)
     classes = n_out > 1 and y.ndim == 1
     binary = n_out == 1 and bool(np.isin(y, (0, 1)).all())
@@ -381,17 +401,19 @@ def train(
         )
     of = f"{data}: column {table.target!r}" if table else f"{data}: y"
     y = _classes(y, n_out, of) if classes else y.reshape(len(y), -1)
+    if X.shape[1:] != shape:
+        X = X.reshape(len(X), *shape)
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
-    net = nn.Standardize() >> net
+    net = net if is_onnx(layers) else nn.Standardize() >> net
     wide = _wide(X_train) or not (classes or binary) and _wide(y_train)
     if wide:
         print("float64 is used, because numbers of a column are too near to each other for float32", end="\n\n")
-    if not (classes or binary):
+    if not (classes or binary or is_onnx(layers)):
         spread, mean = y_train.std(axis=0), y_train.mean(axis=0)
         net = net >> nn.Function(_rescaled, tuple(np.where(spread > 0, spread, 1).tolist()), tuple(mean.tolist()))
     model = cv.Model(
         net,
-        input_shape=(n_in,),
+        input_shape=shape,
         loss="softmax_cross_entropy" if classes else "binary_cross_entropy" if binary else "mse",
         metrics=["accuracy" if classes or binary else "rmse"],
         optimizer=cv.Adam(learning_rate),
@@ -401,7 +423,8 @@ def train(
         workers=workers,
     )
     print(model.plan, end="\n\n", flush=True)
-    model.adapt(X_train)
+    if not is_onnx(layers):
+        model.adapt(X_train)
     history = model.fit(
         X_train, y_train, epochs=epochs, validation=(X_test, y_test), check_finite=True, terminate_on_nan=True
     )
@@ -422,6 +445,16 @@ def train(
         model.notes[TABLE] = table._asdict()
     model.save(out)
     print(f"wrote {out}")
+
+
+def _network(layers: str, activation: str) -> tuple[nn.Layer, tuple[int, ...], int]:
+    """The layers, or the file of ONNX, the shape of a sample and the outputs."""
+    if not is_onnx(layers):
+        net, n_in, n_out = network(layers, activation)
+        return net, (n_in,), n_out
+    imported = cv.load_onnx(layers)
+    (output,) = [*imported.outputs.values()][:1]
+    return imported, imported.sample_shape(), prod(n for n in output[1:] if n is not None)
 
 
 def _classes(y: np.ndarray, n: int, of: str) -> np.ndarray:
@@ -517,22 +550,76 @@ def predict(
         print(f"wrote {out}: {len(found)} rows")
 
 
+@app.command()
+def run(
+    model: Annotated[Path, typer.Argument(help="A file of ONNX, or a model file.")],
+    input: Annotated[list[str], typer.Option(help="A .npy file, x.npy, or name=x.npy for one input of several.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A .npz file of the outputs by name (default: their shapes are printed).")
+    ] = None,
+) -> None:
+    """Compute the outputs of a network for one batch."""
+    if out is not None:
+        check_target(out, model)
+    given = dict(_named(text) for text in input)
+    arrays = {name: datasets.array(path) for name, path in given.items()}
+    batch = max((len(x) for x in arrays.values() if x.ndim), default=1)
+    loaded = cv.Model(cv.load_onnx(model), batch_size=batch) if is_onnx(model) else cv.load(model)
+    names = loaded.roles.inputs
+    if len(names) == 1 and "" in arrays:
+        arrays = {names[0]: arrays[""]}
+    if {*arrays} != {*names}:
+        raise CalcError(f"{model}: give its inputs {', '.join(names)} as --input name=x.npy, each once")
+    found = loaded.run(arrays)
+    if out is None:
+        for name, y in found.items():
+            print(f"{name} {np.shape(y)} {np.asarray(y).dtype}")
+    else:
+        files.write(out, lambda file: np.savez(file, **found))  # type: ignore[arg-type]
+        print(f"wrote {out}: {', '.join(found)}")
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, equals, path = text.rpartition("=")
+    return (name if equals else ""), Path(path)
+
+
+@app.command()
+def convert(
+    model: Annotated[Path, typer.Argument(help="A file of ONNX.")],
+    out: Annotated[Path, typer.Argument(help="The model file to write, net.calc.")],
+    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")] = 32,
+    loss: OfFile = None,
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+) -> None:
+    """Write a file of ONNX as a model, which predict, evaluate, run, export and cv.load take, without the package onnx."""
+    check_target(out, model)
+    if not is_onnx(model):
+        raise CalcError(f"{model} is no file of ONNX: Model.to_onnx writes one from the model's graph")
+    made = cv.Model(graph(str(model), USUAL, loss=loss), batch_size=batch_size, dtype=dtype)
+    made.save(out)
+    print(f"wrote {out}: {made!r}, {made.program.heap_bytes:,} bytes of heap")
+
+
 WHAT = {"classes": cv.Model.predict_classes, "probabilities": cv.Model.predict_proba, "outputs": cv.Model.predict}
 
 
 @app.command()
 def dis(
-    what: Annotated[str, typer.Argument(help="A program or model file, or sizes of layers: 784-64-64-10.")],
-    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch, for layers.")] = 32,
+    what: Annotated[str, typer.Argument(help="A program, a model, a file of ONNX, or sizes of layers: 784-64-64-10.")],
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch, for layers or ONNX.")
+    ] = 32,
     activation: Activation = USUAL,
+    loss: OfFile = None,
 ) -> None:
     """Print a program, one line per row, as equations with names, shapes and offsets."""
     if Path(what).is_dir():
         raise CalcError(f"{what} is a folder: name a program, a model, or sizes of layers such as 784-64-64-10")
-    if Path(what).exists():
+    if Path(what).exists() and not is_onnx(what):
         print(_program(Path(what)).disassemble())
-    elif set(what) <= set("0123456789-"):
-        print(cv.compile(graph(what, activation), batch_size=batch_size).disassemble())
+    elif set(what) <= set("0123456789-") or is_onnx(what):
+        print(cv.compile(graph(what, activation, loss=loss), batch_size=batch_size).disassemble())
     else:
         raise CalcError(f"{what}: no such file; name a program, a model, or sizes of layers such as 784-64-64-10")
 

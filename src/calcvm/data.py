@@ -372,6 +372,15 @@ def _quoted(names: list[str]) -> str:
     return some([*map(repr, names)])
 
 
+def array(path: Path) -> np.ndarray:
+    """The array of a .npy file (CalcError: it is none; FileError: it cannot be read)."""
+    try:
+        with telling(str(path), "read"), path.open("rb") as file:
+            return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise CalcError(f"{path}: no .npy file of a plain array: write it with numpy.save(path, x)") from error
+
+
 def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:

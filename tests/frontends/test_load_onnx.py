@@ -216,6 +216,54 @@ def test_graphs_inside():
     np.testing.assert_allclose(found["all"], np.sin([-2 * X, -4 * X, -8 * X]), rtol=1e-5, atol=1e-6)
 
 
+# ---------------------------------------------------------------- rows
+def rows(model):
+    return sorted(model.program.instructions[row[0]].name for row in model.program.rows)
+
+
+@pytest.mark.parametrize("by", ["script", "program"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_an_encoder_has_the_rows_of_our_own(by, activation):
+    """What exporters write as many nodes is joined: linear layers, attention, GELU; views cost no row."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 24, 0.0, batch_first=True, activation=activation)
+    module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    net = cv.load_onnx(exported(module, (torch.zeros(2, 5, 16),), [0], by))
+    own = nn.TransformerEncoderLayer(4, dim_feedforward=24, dropout=0.0, activation=activation)
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 5, 16))
+    with g.path("predict") as predict:
+        predict.output = nn.Sequential(own, copy.deepcopy(own)).build(x, training=False)
+    assert rows(cv.Model(net)) == rows(cv.Model(g))
+
+
+def test_joined_nodes_are_those_of_the_file():
+    """A mask, a scale on either side, and what only looks like it."""
+    head = "net (float[N, 2, 5, 4] q, float[N, 2, 5, 4] k, float[N, 2, 5, 4] v, float[5, 5] m) => (float[N, 2, 5, 4] y, float[N, 2, 5, 5] z)"
+    body = """{t = Transpose <perm = [0, 1, 3, 2]> (k)  s = Constant <value_float = 0.7> ()  d = Constant <value_float = 2.0> ()
+        a = Mul(q, s)  b = Div(t, d)  p = MatMul(a, b)  SCORES  c = Softmax <axis = -1> (e)  y = MatMul(c, v)  z = Identity(LAST)}"""
+    arrays = {n: np.random.default_rng(0).standard_normal((3, 2, 5, 4)).astype("float32") for n in "qkv"}
+    arrays["m"] = np.random.default_rng(1).standard_normal((5, 5)).astype("float32")
+    scores = arrays["q"] * 0.35 @ arrays["k"].transpose(0, 1, 3, 2)
+    for text, plus, last, joined in (
+        ("e = Add(p, m)", arrays["m"], "p", False),
+        ("e = Add(m, p)", arrays["m"], "m2", True),
+        ("e = Neg(p)", None, "m2", False),
+    ):
+        text = body.replace("SCORES", f"{text} m2 = Add(m, m)").replace("LAST", last)
+        net = cv.load_onnx(
+            parsed(
+                head.replace("float[N, 2, 5, 5] z", "float[A, B] z" if last == "m2" else "float[N, 2, 5, 5] z") + text
+            )
+        )
+        model = cv.Model(net, batch_size=3)
+        e = -scores if plus is None else scores + plus
+        shares = np.exp(e - e.max(-1, keepdims=True))
+        np.testing.assert_allclose(
+            model.run(arrays)["y"], shares / shares.sum(-1, keepdims=True) @ arrays["v"], rtol=1e-4, atol=1e-5
+        )
+        assert any("attention" in name for name in rows(model)) == joined
+
+
 # ---------------------------------------------------------------- files
 def test_arrays_in_other_files(tmp_path):
     model, path = parsed(DENSE, w=W, b=[1, 2, 3]), tmp_path / "net.onnx"

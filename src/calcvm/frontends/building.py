@@ -103,6 +103,11 @@ def one_by_one(b: Building, f: Callable[..., Variable], x: Any, y: Any) -> Arran
     return Arranged.of(f(plain(b, x), plain(b, y)))
 
 
+def clipped(x: Arranged, low: float, high: float) -> Arranged:
+    """x between two numbers."""
+    return x.again(F.relu6 if (low, high) == (0, 6) else lambda v: F.clip(v, low, high))
+
+
 def over_axis(x: Arranged, axis: int, f: Callable[[Variable], Variable]) -> Arranged:
     """A function of each vector along an axis."""
     axis, last = axis_of(x, axis), x.rank - 1

@@ -33,7 +33,7 @@ from calcvm.model.data import (
 from calcvm.model.generate import generated
 from calcvm.model.heap import ModelHeap
 from calcvm.model.history import History
-from calcvm.model.networks import GraphOptions, build_graph
+from calcvm.model.networks import GraphChoices, GraphOptions, build_graph
 from calcvm.model.roles import LEARN, LENGTHS, PREDICT, Roles, trained_paths
 from calcvm.model.stream import Stream, stream_of
 from calcvm.model.summary import summary
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from calcvm.edge.pack import Pack
+    from calcvm.optim import Optimizer
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 BATCH = 32  # default batch size
@@ -97,6 +98,13 @@ class NetworkOptions(ModelOptions, GraphOptions, total=False):
     """The options of a `Model` of layers."""
 
 
+class CompleteOptions(ModelOptions, GraphChoices, total=False):
+    """The options of a `Model` of an imported network."""
+
+    input_shape: tuple[int, ...]
+    optimizer: Optimizer | str | type[Optimizer]
+
+
 @hints.names_of_others
 class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     """A network, or a custom graph, compiled for training.
@@ -104,7 +112,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     Parameters
     ----------
     net : nn.Layer, list of nn.Layer, or CalcGraph
-        Layers, composed by ``>>`` or in a list; or a graph with a path learn, which trains, and a path predict, whose
+        Layers, composed by ``>>`` or in a list, of which an imported network knows its input's shape, and without a loss only predicts; or a
+        graph with a path learn, which trains, and a path predict, whose
         ``output`` `predict` returns (a variable or a tuple of them).  In a graph of several paths that train, such as a GAN's,
         these may have any names, and none need predict: see ``order`` of `fit`.  A graph defines its placeholders, losses and
         optimizers itself, so of the other parameters only those of `calcvm.plan` apply.
@@ -177,6 +186,8 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     _plan: Plan | None = None
     _source: tuple[CalcGraph, dict[str, Any]] | None = None  # its graph, and what of its plan holds on every device
 
+    @overload
+    def __init__(self, net: Complete, **options: Unpack[CompleteOptions]) -> None: ...
     @overload
     def __init__(self, net: nn.Layer | Iterable[nn.Layer], **options: Unpack[NetworkOptions]) -> None: ...
     @overload

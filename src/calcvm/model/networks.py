@@ -114,11 +114,9 @@ METRICS: dict[str, Callable[..., Variable]] = {
 }
 
 
-class GraphOptions(TypedDict, total=False):
-    """The options of `build_graph`."""
+class GraphChoices(TypedDict, total=False):
+    """The options of `build_graph` that have defaults."""
 
-    input_shape: Required[tuple[int, ...]]
-    optimizer: Required[Optimizer | str | type[Optimizer]]
     loss: str | Callable[..., Any]
     target_shape: tuple[int, ...] | None
     preprocess: nn.Layer | None
@@ -132,6 +130,13 @@ class GraphOptions(TypedDict, total=False):
     ignore_index: int | None
     lengths: bool
     stream: bool
+
+
+class GraphOptions(GraphChoices, total=False):
+    """The options of `build_graph`."""
+
+    input_shape: Required[tuple[int, ...]]
+    optimizer: Required[Optimizer | str | type[Optimizer]]
 
 
 def build_graph(

@@ -9,7 +9,7 @@ from typing import Any
 from calcvm import functions as F
 from calcvm.frontends.arrangement import Arranged
 from calcvm.frontends.aten.declared import ATEN, aten
-from calcvm.frontends.building import FLOATS, Building, Cannot, Filled, arranged, is_number, one_by_one, plain
+from calcvm.frontends.building import FLOATS, Building, Cannot, Filled, arranged, clipped, is_number, one_by_one, plain
 from calcvm.graph import Variable
 
 
@@ -128,7 +128,7 @@ def softplus(b: Building, x: Arranged, beta: float = 1, threshold: float = 20) -
 @aten("clamp", "clip")
 def clamp(b: Building, x: Arranged, low: Any = None, high: Any = None) -> Arranged:
     if is_number(low) and is_number(high):
-        return x.again(lambda v: F.clip(v, low, high))
+        return clipped(x, low, high)
     x = x if low is None else one_by_one(b, F.maximum, x, low)
     return x if high is None else one_by_one(b, F.minimum, x, high)
 

@@ -162,6 +162,12 @@ def attention(
     return _beside(y) if flat else y, k, v, lambda: scores(qk_matmul_output_mode)
 
 
+@onnx("shares")
+def shares(b: Building, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float) -> Arranged:
+    """Attention as nodes write it, with keys (N, heads, size, S): an operator of no file."""
+    return attention(b, q, arranged(b, k).swapped(), v, mask, scale=scale)[0]
+
+
 @onnx("FlexAttention")
 def flex_attention(
     b: Building, q: Any, k: Any, v: Any, *, prob_mod: Any = None, scale: float | None = None, score_mod: Any = None,

@@ -12,7 +12,17 @@ import numpy as np
 from calcvm import functions as F
 from calcvm import gathers
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.building import Building, Cannot, Filled, arranged, is_number, one_by_one, plain, variable
+from calcvm.frontends.building import (
+    Building,
+    Cannot,
+    Filled,
+    arranged,
+    clipped,
+    is_number,
+    one_by_one,
+    plain,
+    variable,
+)
 from calcvm.frontends.onnx.declared import ONNX, floats, in_floats, in_type, is_known, onnx, rank_of, type_of
 from calcvm.graph import Variable
 from calcvm.ops.types import BYTES, FLOAT
@@ -270,7 +280,7 @@ def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Arranged:
     x = arranged(b, x)
     least, most = _operand(b, low, x), _operand(b, high, x)
     if type_of(x) == FLOAT and is_number(least) and is_number(most):
-        return x.again(lambda v: F.clip(v, least, most))
+        return clipped(x, least, most)
     x = x if low is None else _larger(b, x, low)
     return x if high is None else _smaller(b, x, high)
 

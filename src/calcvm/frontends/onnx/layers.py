@@ -56,6 +56,12 @@ def product(b: Building, x: Any, y: Any) -> Arranged:
     return aten.einsum(b, "...mk,...kn->...mn", [x, y])
 
 
+@onnx("linear")
+def linear(b: Building, x: Any, weight: Any, bias: Any) -> Arranged:
+    """A product and its bias: an operator of no file."""
+    return aten.linear(b, x, arranged(b, weight).swapped(), bias)
+
+
 @onnx("Gemm")
 def gemm(
     b: Building, x: Any, y: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0

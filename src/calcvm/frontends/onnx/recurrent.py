@@ -19,6 +19,7 @@ from calcvm.frontends.onnx.declared import is_known, onnx
 from calcvm.graph import Variable
 
 Function = Callable[[Any], Any]
+OF_TORCH = {1: [0], 3: [1, 0, 2], 4: [0, 2, 3, 1]}  # the gates of ONNX in PyTorch's order, by their number
 
 
 class Row(NamedTuple):
@@ -159,17 +160,18 @@ def _recurrent(name: str, defaults: list[str], states: int, build: Callable[...,
         activation_alpha: Sequence[float] = (), activation_beta: Sequence[float] = (), clip: float = 0.0, direction: str = "forward",
         layout: int = 0, hidden_size: int = 0, **own: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
-        x, size, n = arranged(b, x), whole(r.shape[2]), len(defaults)
+        matrices = w if isinstance(w, list) else [w] * whole(w.shape[0])  # those of PyTorch, or all in one
+        x, size, n = arranged(b, x), whole((r[0] if isinstance(r, list) else r).shape[-1]), len(defaults)
         v = (x if layout else x.swapped(0, 1)).variable()
         lengths = _lengths(b, lengths, v)
         given = [*more, *[None] * (states + 1 - len(more))]
         starts, peepholes = given[:states], given[states]
         names = [s.lower() for s in activations or defaults * 2]
         functions = _activations(names, activation_alpha, activation_beta)
-        if len(names) < n * whole(w.shape[0]):
-            raise Cannot(f"its {whole(w.shape[0])} directions have {len(names)} activations: {n} each are wanted")
+        if len(names) < n * len(matrices):
+            raise Cannot(f"its {len(matrices)} directions have {len(names)} activations: {n} each are wanted")
         found = []
-        for k in range(whole(w.shape[0])):
+        for k in range(len(matrices)):
             mine = slice(k * n, (k + 1) * n)
             clipped = [_clipped(f, clip) if i < 2 else f for i, f in enumerate(functions[mine])]
             row = build([] if clip else names[mine], clipped, peepholes is not None, **own)
@@ -198,17 +200,27 @@ def _joined(parts: Sequence[Variable], size: int, layout: int) -> Arranged:
 
 def _blocks(b: Building, x: Any, direction: int, blocks: Sequence[int], size: int) -> Variable:
     """Blocks of a direction's weights, one for each gate, as (inputs, units of all gates), or (units,)."""
+    if isinstance(x, list):
+        order = OF_TORCH[len(blocks)]
+        return _in_order(b, arranged(b, x[direction]), [order.index(k) for k in blocks], size)
     if is_known(x):
         parts = x[direction].reshape(-1, size, *x.shape[2:])[[*blocks]]
         return b.constant(parts.reshape(-1, *x.shape[2:]).T)
-    one = select(b, arranged(b, x), 0, direction)
-    parts = taken(b, one.reshaped([-1, size, *one.shape[1:]]), np.asarray(blocks), 0).reshaped([-1, *one.shape[1:]])
-    return (parts.swapped() if parts.rank > 1 else parts).variable()
+    return _in_order(b, select(b, arranged(b, x), 0, direction), blocks, size)
+
+
+def _in_order(b: Building, x: Arranged, blocks: Sequence[int], size: int) -> Variable:
+    """Blocks of (units of all gates, ...), turned."""
+    if [*blocks] != [*range(whole(x.shape[0]) // size)]:
+        x = taken(b, x.reshaped([-1, size, *x.shape[1:]]), np.asarray(blocks), 0).reshaped([-1, *x.shape[1:]])
+    return (x.swapped() if x.rank > 1 else x).variable()
 
 
 def _biases(b: Building, x: Any, direction: int, gates: Sequence[int], size: int) -> list[Any]:
     if x is None:
         return [None, None]
+    if isinstance(x, list):
+        return [_blocks(b, [*part], direction, gates, size) for part in zip(*x)]
     half = whole(x.shape[1]) // size // 2
     return [_blocks(b, x, direction, [first + k for k in gates], size) for first in (0, half)]
 

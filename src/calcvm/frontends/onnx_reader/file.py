@@ -144,6 +144,7 @@ def _prepared(model: ModelProto) -> ModelProto:
         model = _tried(
             f"it cannot be converted from opset {version} to {newest}", onnx.version_converter.convert_version, model, newest
         )  # fmt: skip
+    _rename(model.graph)
     bodies = {(n.domain, n.op_type) for n in nodes_of(model.graph) if not is_known(n) and _has_body(n, newest)}
     if bodies:
         model = onnx.inliner.inline_selected_functions(model, [*bodies], exclude=False, inline_schema_functions=True)
@@ -161,6 +162,24 @@ def _prepared(model: ModelProto) -> ModelProto:
     return model
 
 
+def _rename(graph: GraphProto) -> None:
+    """Let all read what an Identity reads: exporters write equal weights once."""
+    kept = {x.name for x in graph.output} | {name for n in graph.node for m in _inside(n) for name in m.input}
+    names: dict[str, str] = {}
+    for n in [*graph.node]:
+        for k, name in enumerate(n.input):
+            n.input[k] = names.get(name, name)
+        if n.op_type == "Identity" and n.domain in DOMAINS and len(n.input) == 1 and n.output[0] not in kept:
+            names[n.output[0]] = n.input[0]
+            graph.node.remove(n)
+
+
+def _inside(n: NodeProto) -> Iterator[NodeProto]:
+    for a in n.attribute:
+        for g in (a.g, *a.graphs):
+            yield from nodes_of(g)
+
+
 def _tried(what: str, f: Any, *args: Any, unknown: bool = False) -> Any:
     try:
         return f(*args)
@@ -175,9 +194,7 @@ def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
     """The nodes of a graph, and of the graphs in its attributes."""
     for n in graph.node:
         yield n
-        for a in n.attribute:
-            for g in (a.g, *a.graphs):
-                yield from nodes_of(g)
+        yield from _inside(n)
 
 
 def is_known(n: NodeProto) -> bool:

@@ -16,12 +16,13 @@ from calcvm.frontends.building import Cannot, Filled
 from calcvm.frontends.imported import Built, Imported, Node, Tensor, Value
 from calcvm.frontends.onnx_reader.file import File, nodes_of
 from calcvm.frontends.onnx_reader.inputs import VALUES, Input, inputs_of, looked_at
+from calcvm.frontends.onnx_reader.joined import join
 from calcvm.frontends.onnx_reader.known import computed
 from calcvm.graph import CalcGraph
 from calcvm.hints import meant
 from calcvm.nn.layers import Layer
 
-# inputs that are weights, where they are the numbers of a Constant node
+# inputs that are weights, also where they are numbers of a Constant node, or of what an exporter has folded
 WEIGHTS = {
     "BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "GRU": (1, 2, 3), "Gemm": (1, 2), "LSTM": (1, 2, 3),
     "LayerNormalization": (1, 2), "MatMul": (0, 1), "RNN": (1, 2, 3),
@@ -108,6 +109,8 @@ class _Reader:
                 self.built = Built(Layer(), self.imported, variables, "onnxmodel_1", False)
                 self.nodes(self.graph, names)
         self.imported.results.extend(self.value(None, 0, x.name, names) for x in self.graph.output)
+        if self.built is not None:
+            join(self.imported, self.built)
 
     def numbered(self) -> Value:
         self.count += 1
@@ -137,9 +140,9 @@ class _Reader:
             or slot in VALUES.get(node.op_type, ())
         ):
             return False
-        if node.op_type.startswith(OF_INTEGERS) or name.startswith(MADE):
+        if node.op_type.startswith(OF_INTEGERS):
             return False
-        if name in self.initial:
+        if name in self.initial and not name.startswith(MADE):
             return bool(x.ndim) or self.trainable(name) == "named"
         return bool(x.ndim) and slot in WEIGHTS.get(node.op_type, ()) and (node.op_type != "MatMul" or x.ndim > 1)
 
@@ -149,10 +152,9 @@ class _Reader:
             assert self.built is not None
             readers = self.readers.get(name, [])
             buffer = any(n.op_type == "BatchNormalization" and k in RUNNING for n, k in readers)
-            across = bool(readers) and array.ndim == 2 and all(_reads_across(n, k) for n, k in readers)
             array = np.asarray(array, np.float64 if array.dtype == np.float64 else np.float32)
             trains = not buffer and bool(self.trainable(name))
-            tensor = Tensor(self.numbered(), name, array, buffer, across, trains)
+            tensor = Tensor(self.numbered(), name, array, buffer, False, trains)
             self.imported.tensors.append(tensor)
             self.built.own(tensor)
             self.weights[name] = tensor.value
@@ -357,11 +359,6 @@ def _plain(a: AttributeProto) -> Any:
         if hasattr(x, "__len__") and not isinstance(x, str)
         else x
     )
-
-
-def _reads_across(n: NodeProto, slot: int) -> bool:
-    """Whether a node takes a weight as (units, inputs)."""
-    return n.op_type == "Gemm" and slot == 1 and any(a.name == "transB" and a.i for a in n.attribute)
 
 
 def _path(n: NodeProto) -> str:
