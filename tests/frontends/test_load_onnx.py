@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import calcvm as cv
 from calcvm import nn
@@ -364,3 +364,67 @@ def test_nodes_without_names():
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 3]) for n in "xy")
     net = cv.load_onnx(helper.make_model(helper.make_graph([node], "g", [x], [y])))
     assert cv.Model(net).predict(np.full((1, 3), -1.0)).tolist() == [[0, 0, 0]]
+
+
+# ---------------------------------------------------------------- found by users
+def constant(name, array):
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array, np.float32), name))
+
+
+def test_weights_in_constant_nodes():
+    """As some exporters write all of them: they train, freeze, and have names."""
+    file = parsed("net (float[N, 2, 3] x) => (float[N, 2, 3] y) {y = BatchNormalization(x, s, t, m, v)}")
+    for name, array in {"s": [1, 2], "t": [0, 1], "m": [0.5, 0], "v": [1, 2]}.items():
+        file.graph.node.insert(0, constant(name, array))
+    X = np.random.default_rng(0).standard_normal((8, 2, 3)) + 3
+    for trainable, changed in ((True, "stmv"), (False, ""), (["t"], "tmv")):
+        model = cv.Model(
+            cv.load_onnx(file, trainable=trainable) >> nn.Flatten() >> nn.Linear(6),
+            input_shape=(2, 3),
+            loss="mse",
+            optimizer=cv.SGD(0.1),
+        )
+        before = model.state_dict()
+        model.step(X, X.reshape(8, 6))
+        found = [n for n, array in model.state_dict().items() if n[0] == "0" and (array != before[n]).any()]
+        assert sorted(n.split(".")[-1] for n in found) == sorted(changed)
+
+
+def test_quotients_are_rounded_as_quotients():
+    """23.499998 is 23; times 1 / 0.05 it would be 23.5, and so 24."""
+    text = "net (float[N] x) => (float[N] y) {z = QuantizeLinear(x, s) y = DequantizeLinear(z, s)}"
+    file = parsed(text)
+    file.graph.initializer.append(numpy_helper.from_array(np.float32(0.05), "s"))
+    X = np.float32(np.arange(200) * 0.025)
+    found = cv.Model(cv.load_onnx(file), batch_size=200).run({"x": X})["y"]
+    np.testing.assert_array_equal(found, np.round(X / np.float32(0.05)).astype("float32") * np.float32(0.05))
+
+
+def test_outputs_that_are_inputs_or_one_another():
+    net = cv.load_onnx(parsed("net (float[N, 2] x) => (float[N, 2] x, float[N, 2] y, float[N, 2] y) {y = Neg(x)}"))
+    found = cv.Model(net).run({"x": np.ones((1, 2))})
+    assert [y.tolist() for y in found.values()] == [[[1, 1]], [[-1, -1]], [[-1, -1]]]
+
+
+def test_a_file_without_data_is_refused():
+    with pytest.raises(cv.CalcError, match="has no input of data"):
+        cv.load_onnx(parsed("net (float[N, 0] x) => (float[N, 0] y) {y = Relu(x)}"))
+    with pytest.raises(cv.CalcError, match=r"the output 'y' of net: it computes with the batch's size"):
+        cv.load_onnx(parsed("net (float[N, 2] x) => (int64[2] y) {y = Shape(x)}"))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_hardmax_of_old_opsets(axis):
+    """It goes over all axes from one on."""
+    text = f'<ir_version: 7, opset_import: ["" : 11]> net (float[2, 3, 4] x) => (float[2, 3, 4] y) {{y = Hardmax <axis = {axis}> (x)}}'
+    X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("float32")
+    flat = X.reshape(int(np.prod(X.shape[:axis])), -1)
+    wanted = (flat == flat.max(1, keepdims=True)).reshape(X.shape)
+    np.testing.assert_array_equal(cv.Model(cv.load_onnx(parser.parse_model(text))).run({"x": X})["y"], wanted)
+
+
+def test_a_slice_of_the_batch_that_ends_far_away():
+    text = """net (float[N, 2] x) => (float[N, 2] y) {a = Constant <value_ints = [0]> () e = Constant <value_ints = [1000000000]> ()
+        y = Slice(x, a, e, a)}"""
+    X = np.random.default_rng(0).standard_normal((3, 2)).astype("float32")
+    np.testing.assert_array_equal(cv.Model(cv.load_onnx(parsed(text))).predict(X), X)

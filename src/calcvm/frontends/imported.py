@@ -102,8 +102,13 @@ class Built:
     def results(self) -> list[Variable]:
         """Its outputs."""
         results: list[Variable] = []
-        for x in self.imported.results:
-            v = variable(self, self.argument(x))
+        for x, name in zip(self.imported.results, self.imported.outputs):
+            try:
+                v = variable(self, self.argument(x))
+            except CalcError as error:
+                raise UnsupportedOperator(
+                    f"{self.imported.by}: the output {name!r} of {self.imported.name}: {error}"
+                ) from error
             results.append(F.transpose(v, [*range(v.rank)]) if v.kind != "result" or v in results else v)  # a copy
         self.graph.active.layers[self.scope] = results[0], len(self.graph.active.operations)
         return results

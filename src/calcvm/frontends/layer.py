@@ -97,7 +97,10 @@ class ImportedLayer(Complete):
         given = [g.placeholder(name, shape, dtype) for name, shape, dtype in self._imported.inputs]
         with g.path("predict", adopt=False) as predict:
             results = self.call(*given, training=False)
-            predict.output = tuple([v.rename(name) for v, name in zip(results, self._imported.outputs)])
+            names = self._imported.outputs
+            predict.output = tuple(
+                [v.rename(name if name not in g.variables else g.unique(name)) for v, name in zip(results, names)]
+            )
         return g
 
     def sample_shape(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from calcvm import functions as F
 from calcvm import gathers, images
 from calcvm.frontends.arrangement import Arranged
 from calcvm.frontends.aten.shapes import cat
-from calcvm.frontends.building import Building, Cannot, arranged, plain, variable, whole
+from calcvm.frontends.building import Building, Cannot, Filled, arranged, plain, variable, whole
 from calcvm.frontends.onnx.declared import (
     floats,
     in_floats,
@@ -37,10 +37,12 @@ from calcvm.ops.types import FLOAT
 
 
 # ---------------------------------------------------------------- places
-def nothing(b: Building, x: Any, sizes: Sequence[Affine | int]) -> np.ndarray:
+def nothing(b: Building, x: Any, sizes: Sequence[Affine | int]) -> Any:
     """A tensor without elements, of the type of x."""
-    kind = type_of(x)
-    return np.zeros([whole(n) for n in sizes], b.type if kind == FLOAT else kind)
+    kind, shape = type_of(x), [affine(n) for n in sizes]
+    if any(not n.constant for n in shape):
+        return Filled(0.0, shape, None if kind == FLOAT else kind)
+    return np.zeros([n.b for n in shape], b.type if kind == FLOAT else kind)
 
 
 def numbers(b: Building, n: Affine) -> Variable:

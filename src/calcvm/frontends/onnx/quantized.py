@@ -111,6 +111,11 @@ def _spread(b: Building, x: Any, like: Any, axis: int, block: int) -> Any:
     return floats(b, repeat_interleave(b, arranged(b, x), block, at).part(at, 0, size))
 
 
+def _over(v: Variable, scale: Any) -> Variable:
+    """v / scale, rounded as a quotient is: a divisor of all would become a factor, and integers between two others."""
+    return F.div(v, F.cast(F.less(v, v), None) + scale)
+
+
 @onnx("QuantizeLinear")
 def quantize(
     b: Building, x: Any, scale: Any, zero: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
@@ -118,7 +123,7 @@ def quantize(
 ) -> Arranged:  # fmt: skip
     kind = _kind(zero, output_dtype)
     by, more = (_spread(b, v, x, axis, block_size) for v in (scale, zero))
-    return _saturated(floats(b, x) / by, more, kind)
+    return _saturated(_over(floats(b, x), by), more, kind)
 
 
 @onnx("DequantizeLinear")
@@ -136,4 +141,4 @@ def dynamic_quantize(b: Building, x: Any) -> tuple[Arranged, ...]:
     least, largest = F.minimum(F.min(v), 0.0), F.maximum(F.max(v), 0.0)
     scale = F.where(F.equal(least, largest), 1.0, largest - least) / 255.0
     zero = F.round(-least / scale)
-    return _saturated(v / scale, zero, "uint8"), Arranged.of(scale), Arranged.of(in_type(zero, "uint8"))
+    return _saturated(_over(v, scale), zero, "uint8"), Arranged.of(scale), Arranged.of(in_type(zero, "uint8"))

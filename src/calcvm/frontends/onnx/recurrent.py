@@ -84,7 +84,7 @@ def _own(gates: Sequence[int], function: Callable[..., Any], apart: int = 0, par
     return Row(gates, partial(sequences.recurrent, own), parameters)
 
 
-def _lstm(names: Sequence[str], functions: Sequence[Function], peepholes: bool, input_forget: int = 0) -> Row:
+def lstm_row(names: Sequence[str], functions: Sequence[Function], peepholes: bool, input_forget: int = 0) -> Row:
     if names == ["sigmoid", "tanh", "tanh"] and not peepholes and not input_forget:
         return Row([0, 2, 3, 1], sequences.lstm)
     f, g, of_c = functions
@@ -111,7 +111,7 @@ def _lstm(names: Sequence[str], functions: Sequence[Function], peepholes: bool, 
     return _own(gates, function, 0, ("of_input", "of_output", "of_forget")[: len(gates) - 1])
 
 
-def _gru(names: Sequence[str], functions: Sequence[Function], peepholes: bool, linear_before_reset: int = 0) -> Row:
+def gru_row(names: Sequence[str], functions: Sequence[Function], peepholes: bool, linear_before_reset: int = 0) -> Row:
     f, g = functions
     if not linear_before_reset:
         return Row([0, 1, 2], partial(_gru_steps, f, g))
@@ -143,7 +143,7 @@ def _gru_steps(
     return F.stack(found, 1), h
 
 
-def _rnn(names: Sequence[str], functions: Sequence[Function], peepholes: bool) -> Row:
+def rnn_row(names: Sequence[str], functions: Sequence[Function], peepholes: bool) -> Row:
     if names in (["tanh"], ["relu"]):
         return Row([0], partial(sequences.rnn, nonlinearity=names[0]))
 
@@ -236,6 +236,6 @@ def _lengths(b: Building, x: Any, of: Variable) -> Any:
     return None if x is None or numbers == {of.shape[1]} else variable(b, x)
 
 
-_recurrent("LSTM", ["sigmoid", "tanh", "tanh"], 2, _lstm)
-_recurrent("GRU", ["sigmoid", "tanh"], 1, _gru)
-_recurrent("RNN", ["tanh"], 1, _rnn)
+_recurrent("LSTM", ["sigmoid", "tanh", "tanh"], 2, lstm_row)
+_recurrent("GRU", ["sigmoid", "tanh"], 1, gru_row)
+_recurrent("RNN", ["tanh"], 1, rnn_row)

@@ -30,7 +30,7 @@ from calcvm.indexed import einsum, equation
 from calcvm.ops.dims import ONE, Affine, affine, numel
 from calcvm.ops.types import FLOAT
 
-HUGE = 2**31 - 1  # where a slice ends that has no end
+HUGE = 10**9  # an end that means all
 
 
 # ---------------------------------------------------------------- shapes
@@ -151,7 +151,7 @@ def tile(b: Building, x: Any, repeats: Any) -> Any:
 @onnx("Concat")
 def concat(b: Building, *parts: Any, axis: int) -> Any:
     axis = place_of(axis, rank_of(parts[0]))
-    some = [p for p in parts if not (is_known(p) and not p.size)]
+    some = [p for p in parts if 0 not in p.shape]
     return some[0] if len(some) == 1 else Arranged.of(F.concat([variable(b, p) for p in some], axis))
 
 

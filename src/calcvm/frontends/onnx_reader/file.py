@@ -140,6 +140,8 @@ def _prepared(model: ModelProto) -> ModelProto:
         raise UnsupportedOperator(
             "load_onnx: Scan of opset 8 goes over a batch, and is not read: export the model with a newer opset"
         )
+    if version < 13:
+        _flatten_hardmax(model.graph)
     if version != newest and not _unknown(model.graph, version):
         model = _tried(
             f"it cannot be converted from opset {version} to {newest}", onnx.version_converter.convert_version, model, newest
@@ -160,6 +162,25 @@ def _prepared(model: ModelProto) -> ModelProto:
             f"load_onnx: no counterpart of {told}: export the model without them, or give them as functions of the file, whose bodies are read"
         )
     return model
+
+
+def _flatten_hardmax(graph: GraphProto) -> None:
+    """Write Hardmax of opset 12, which goes over all axes from one on, by nodes of any opset: conversion leaves it as it is."""
+    nodes: list[NodeProto] = []
+    for n in graph.node:
+        if n.op_type != "Hardmax":
+            nodes.append(n)
+            continue
+        axis = next((a.i for a in n.attribute if a.name == "axis"), 1)
+        shape, flat, hard = (f"{n.output[0]}.{part}" for part in ("shape", "flat", "hard"))
+        nodes += [
+            onnx.helper.make_node("Shape", [n.input[0]], [shape]),
+            onnx.helper.make_node("Flatten", [n.input[0]], [flat], axis=axis),
+            onnx.helper.make_node("Hardmax", [flat], [hard], axis=1),
+            onnx.helper.make_node("Reshape", [hard, shape], [*n.output], n.name),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _rename(graph: GraphProto) -> None:

@@ -55,6 +55,10 @@ def imported(
             f"load_onnx: the inputs {', '.join(lacking)} give shapes, axes, or the like, which must be known: "
             f"values={{{lacking[0]!r}: [...]}}"
         )
+    if not (given or as_written):
+        raise CalcError(
+            f"load_onnx: {file.name} has no input of data: its outputs are known numbers, and there is nothing to compute"
+        )
     return _Reader(file, given, known, trainable, as_written).imported
 
 
@@ -78,7 +82,8 @@ class _Reader:
         self.file, self.graph = file, file.model.graph
         initial = {t.name: file.array(t) for t in self.graph.initializer}
         self.initial = {**file.arrays, **initial}
-        self.trainable = _chosen(trainable, self.initial)
+        self.constants = _weights_in_constants(self.graph)
+        self.trainable = _chosen(trainable, [*self.initial, *self.constants])
         self.readers: dict[str, list[tuple[NodeProto, int]]] = {}
         for n in nodes_of(self.graph):
             for k, name in enumerate(n.input):
@@ -144,7 +149,7 @@ class _Reader:
             return False
         if name in self.initial and not name.startswith(MADE):
             return bool(x.ndim) or self.trainable(name) == "named"
-        return bool(x.ndim) and slot in WEIGHTS.get(node.op_type, ()) and (node.op_type != "MatMul" or x.ndim > 1)
+        return bool(x.ndim) and _is_weight(node, slot, x)
 
     def weight(self, name: str, array: np.ndarray) -> Value:
         """The parameter or buffer of a name."""
@@ -219,7 +224,8 @@ class _Reader:
 
     def filled(self, x: Any) -> Any:
         """A constant of the batch's size as a variable."""
-        if not isinstance(x, Value) or not isinstance(self.built.values[x], Filled):  # type: ignore[union-attr]
+        value = self.built.values[x] if isinstance(x, Value) else None  # type: ignore[union-attr]
+        if not isinstance(value, Filled) or 0 in value.shape:
             return x
         if x not in self.whole:
             node = Node(self.numbered(), "filled", "", self.type, [x], {}, False)
@@ -230,7 +236,7 @@ class _Reader:
 
     def is_frozen(self, n: NodeProto) -> bool:
         """Whether a batch normalization has parameters of which none trains."""
-        own = [name for name in n.input[1:3] if name in self.initial]
+        own = [name for name in n.input[1:3] if name in self.weights and self.built is not None]
         return n.op_type == "BatchNormalization" and bool(own) and not any(map(self.trainable, own))
 
     # ------------------------------------------------------------ graphs inside
@@ -327,6 +333,23 @@ class _Reader:
         return x.reshape(-1)[0]
 
 
+def _is_weight(n: NodeProto, slot: int, x: np.ndarray) -> bool:
+    return slot in WEIGHTS.get(n.op_type, ()) and (n.op_type != "MatMul" or x.ndim > 1)
+
+
+def _weights_in_constants(graph: GraphProto) -> list[str]:
+    """The names of Constant nodes that are read as weights."""
+    arrays = {
+        n.output[0]: a
+        for n in graph.node
+        if n.op_type == "Constant"
+        for a in _attributes(n).values()
+        if isinstance(a, np.ndarray)
+    }
+    read = ((name, n, k) for n in graph.node for k, name in enumerate(n.input) if name in arrays)
+    return [*dict.fromkeys(name for name, n, k in read if arrays[name].ndim and _is_weight(n, k, arrays[name]))]
+
+
 def _graph(n: NodeProto, name: str) -> GraphProto:
     return next(a.g for a in n.attribute if a.name == name)
 
@@ -375,7 +398,7 @@ def _path(n: NodeProto) -> str:
     return ".".join(path)
 
 
-def _chosen(trainable: Any, known: Mapping[str, Any]) -> Any:
+def _chosen(trainable: Any, known: Sequence[str]) -> Any:
     """Whether a weight of a name trains: "named" if the user names it."""
     if isinstance(trainable, (bool, np.bool_)):
         return lambda name: bool(trainable)
@@ -384,7 +407,7 @@ def _chosen(trainable: Any, known: Mapping[str, Any]) -> Any:
         checks.one_of("load_onnx: trainable", given, str, "a text, such as 'fc.weight', or 'fc.' for all that begin so")
         if given not in known and not any(name.startswith(given) for name in known):
             raise CalcError(
-                f"load_onnx: trainable: no weight is called {given!r}{meant(given, known)}, or begins so; there are {', '.join([*known][:20])}"
+                f"load_onnx: trainable: no weight is called {given!r}{meant(given, known)}, or begins so; there are {', '.join(known[:20])}"
             )
     return lambda name: (
         "named" if name in names else any(name.startswith(n) for n in names if n.endswith((".", "/", "_")))

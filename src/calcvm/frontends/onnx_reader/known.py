@@ -141,6 +141,10 @@ def _unsqueezed(x: np.ndarray, axes: Any) -> Any:
     return np.expand_dims(x, tuple(int(a) % rank for a in np.reshape(axes, -1)))
 
 
+def _reshape(x: np.ndarray, shape: Any, *, allowzero: int = 0) -> Any:
+    return x.reshape([x.shape[k] if n == 0 and not allowzero else int(n) for k, n in enumerate(shape)])
+
+
 def _larger(a: Any, b: Any) -> Any:
     return a if _order(a, b) >= 0 else b
 
@@ -171,7 +175,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
     "Concat": lambda *xs, axis: np.concatenate([np.asarray(x, object) for x in xs], axis),
     "Unsqueeze": _unsqueezed,
     "Squeeze": lambda x, axes=None: x.squeeze(None if axes is None else _axes(x, axes)),
-    "Reshape": lambda x, shape, **_: x.reshape([int(n) for n in shape]),
+    "Reshape": _reshape,
     "Flatten": lambda x, axis=1: x.reshape(math.prod(x.shape[:axis]), -1),
     "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))),
     "Transpose": lambda x, perm=None: x.transpose(perm),
