@@ -16,7 +16,7 @@ from calcvm import checks
 from calcvm.dtypes import as_type, type_of
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import LATER, Traced, Variable, apply
-from calcvm.ops.dims import BATCH, ONE, Affine
+from calcvm.ops.dims import BATCH, ONE, Affine, shape_of, show
 from calcvm.ops.reduction import BLOCKS
 from calcvm.ops.spec import EQUATION
 from calcvm.ops.types import FLOAT
@@ -598,7 +598,10 @@ def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
     if not isinstance(shape, (tuple, list)):
         raise ShapeError(f"reshape: shape {checks.shown(shape)}: give a tuple such as (None, 8), None for the batch")
     sizes = (n if not isinstance(n, Affine) else n.b if n.constant else None if n == BATCH else -1 for n in shape)
-    return apply("reshape", x, shape=tuple(sizes))
+    y = apply("reshape", x, shape=tuple(sizes))
+    if any(isinstance(n, Affine) and n != m for n, m in zip(shape, y.shape)):
+        raise ShapeError(f"reshape: {x} has not the elements of {show(shape_of(tuple(shape)))}")
+    return y
 
 
 def squeeze(x: Variable, axis: int | Sequence[int] | None = None) -> Variable:

@@ -428,3 +428,41 @@ def test_a_slice_of_the_batch_that_ends_far_away():
         y = Slice(x, a, e, a)}"""
     X = np.random.default_rng(0).standard_normal((3, 2)).astype("float32")
     np.testing.assert_array_equal(cv.Model(cv.load_onnx(parsed(text))).predict(X), X)
+
+
+@pytest.mark.parametrize("how", ["Mul", "Add"])
+def test_constants_of_several_times_the_batch(how):
+    """Of a multiple there are as many; of the batch and two more there is no constant."""
+    text = f"""net (float[N, 2] x) => (float[N, 2] y, float[1] z) {{one = Constant <value_ints = [1]> ()
+        s = Shape <end = 1> (x)  two = Constant <value_ints = [2]> ()  n = {how}(s, two)
+        c = ConstantOfShape <value = float {{3.0}}> (n)  z = ReduceSum(c)  y = Add(x, z)}}"""
+    if how == "Add":
+        with pytest.raises(cv.UnsupportedOperator, match=r"a constant of the shape \(B\+2,\)"):
+            cv.load_onnx(parsed(text))
+        return
+    model = cv.Model(cv.load_onnx(parsed(text)), batch_size=4)
+    for n in (1, 4):
+        assert model.run({"x": np.zeros((n, 2))})["z"].item() == 3 * 2 * n
+
+
+def test_sizes_that_the_file_has_are_not_changed():
+    file = parsed("net (float[N, 3] x) => (float[N, 3] y) {y = Neg(x)}")
+    for sizes in ((None, 4), (None, 3, 1), (None,)):
+        with pytest.raises(cv.CalcError, match=r"the file says \(open, 3\)"):
+            cv.load_onnx(file, sizes={"x": sizes})
+    assert cv.load_onnx(file, sizes={"x": (5, 3)}).outputs == {"y": (5, 3)}
+
+
+@pytest.mark.parametrize("size", ["Add", "Mul"])
+def test_shapes_that_fit_one_batch_alone_are_refused(size):
+    """(B, 3) has not the elements of B + 2, nor of 2 B."""
+    text = f"""net (float[N, 3] x) => (float[M] y) {{s = Shape <end = 1> (x)  two = Constant <value_ints = [2]> ()  n = {size}(s, two)
+        y = Reshape(x, n)}}"""
+    with pytest.raises(cv.UnsupportedOperator, match="has not the elements of"):
+        cv.load_onnx(parsed(text))
+
+
+def test_the_number_of_the_best_from_the_batch_is_refused():
+    text = """net (float[N, 3] x) => (float[N, K] y, int64[N, K] i) {s = Shape <end = 1> (x)  y, i = TopK(x, s)}"""
+    with pytest.raises(cv.UnsupportedOperator, match="TopK in net: k depends on the batch"):
+        cv.load_onnx(parsed(text))

@@ -15,7 +15,7 @@ from calcvm import functions as F
 from calcvm.errors import CalcError
 from calcvm.frontends.arrangement import Arranged
 from calcvm.graph import CalcGraph, Variable
-from calcvm.ops.dims import Affine, affine
+from calcvm.ops.dims import Affine, affine, show
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 Sizes = Sequence[int | Affine]
@@ -58,8 +58,19 @@ def plain(b: Building, x: Any) -> Any:
         fixed = np.full([n.b if n.constant else 1 for n in x.shape], float(x.value))
         if all(n.constant for n in x.shape):
             return fixed.astype(x.type or float)
-        return F.cast(F.reshape(b.zeros, [1 if n.constant else n for n in x.shape]) + fixed, x.type)
+        zeros = F.reshape(_zeros(b, x.shape), [1 if n.constant else n for n in x.shape])
+        return F.cast(zeros + fixed, x.type)
     return x.variable() if isinstance(x, Arranged) else x
+
+
+def _zeros(b: Building, shape: Sequence[Affine]) -> Variable:
+    """A zero for each place of the one axis that depends on the batch."""
+    (n, *more) = (n for n in shape if not n.constant)
+    if more or n.b:
+        raise Cannot(f"a constant of the shape {show(tuple(shape))}")
+    if n.a == 1:
+        return b.zeros
+    return F.reshape(F.reshape(b.zeros, (None, 1)) + np.zeros(n.a), (n,))
 
 
 def variable(b: Building, x: Any) -> Variable:

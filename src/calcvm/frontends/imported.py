@@ -130,7 +130,7 @@ class Built:
         self.training, self.type, self.outputs = self._trains and node.trains, node.type, node.outputs
         try:
             value = self._value(node)
-        except (CalcError, ArithmeticError, IndexError, TypeError, ValueError) as error:
+        except (CalcError, ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
             told = str(error) if isinstance(error, CalcError) else f"{type(error).__name__}: {error}"
             by, name = self.imported.by, self.imported.name
             raise UnsupportedOperator(f"{by}: {node.name} in {node.path or name}: {told}") from error

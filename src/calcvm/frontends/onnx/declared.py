@@ -61,6 +61,8 @@ def number(x: Any, what: str) -> Any:
     numbers = known(x, what).reshape(-1)
     if numbers.size != 1:
         raise Cannot(f"{what} has {numbers.size} numbers, and one is wanted")
+    if numbers.dtype == object:
+        raise Cannot(f"{what} depends on the batch's size")
     return numbers[0].item()
 
 
