@@ -189,7 +189,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | VM,
         {"numpy", "llvmlite"},
     ),
-    "model": (ALL_LOWER | {"compiler", "edge", "script"}, {"numpy", "pandas", "matplotlib", "typing_extensions"}),
+    "model": (
+        ALL_LOWER | {"compiler", "edge", "frontends", "script"},
+        {"numpy", "onnx", "pandas", "matplotlib", "typing_extensions"},
+    ),
     "fleet": (
         {"errors", "checks", "hints", "graph", "nn", "ops", "compiler", "model", "progress", "tables"} | VM,
         {"numpy", "typing_extensions"},
@@ -232,7 +235,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "ops",
             "sequences",
         },
-        {"numpy", "onnx", "torch"},
+        {"keras", "numpy", "onnx", "sklearn", "torch"},
     ),
     "onnx": ({"errors", "frontends", "model"}, {"numpy", "onnx"}),
     "ensemble": ({"errors", "checks", "hints", "fleet", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),

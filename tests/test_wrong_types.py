@@ -388,6 +388,7 @@ def targets():
         "cv.from_torch": (lambda **wrong: cv.from_torch(*{"module": torch.nn.Linear(3, 2), "example": X, **wrong}.values()), ["module", "example"]),
         "cv.load_onnx": plain(cv.load_onnx, source=parsed("net (float[N, 4] x) => (float[N, 4] y) {y = Tanh(x)}"), sizes={}, values={}, batch_axes=[0], trainable=True),
         "cv.quantize": plain(cv.quantize, model=model(), data=X),
+        "Model.to_onnx": method(cv.Model, model, "to_onnx"),
         "Model.to_python": method(cv.Model, model, "to_python"),
         "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
         "cv.read_graph": (cv.read_graph, ["text"]),

@@ -595,7 +595,7 @@ def convert(
     """Write a file of ONNX as a model, which predict, evaluate, run, export and cv.load take, without the package onnx."""
     check_target(out, model)
     if not is_onnx(model):
-        raise CalcError(f"{model} is no file of ONNX: Model.to_onnx writes one from the model's graph")
+        raise CalcError(f"{model} is no file of ONNX: model.to_onnx writes one, where the model was made")
     made = cv.Model(graph(str(model), USUAL, loss=loss), batch_size=batch_size, dtype=dtype)
     made.save(out)
     print(f"wrote {out}: {made!r}, {made.program.heap_bytes:,} bytes of heap")

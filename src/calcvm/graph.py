@@ -444,6 +444,14 @@ class Operation:
     layer: str = ""
 
     @property
+    def is_copy(self) -> bool:
+        """Whether calcvm inserted this copy, because a reader needs its input in another layout."""
+        if self.spec is not OPS["transpose"]:
+            return False
+        x, y = self.inputs["x"], self.outputs["y"]
+        return not same_order(x.shape, x.layout, y.layout)
+
+    @property
     def differentiable(self) -> tuple[str, ...]:
         """Inputs that have gradients.  A cast of floats to floats passes its result's gradient on."""
         floats = self.spec.casts and not {v.type for v in (*self.inputs.values(), *self.outputs.values())} & {*RANKS}

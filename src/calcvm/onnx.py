@@ -12,6 +12,7 @@ from calcvm.errors import CalcError, MissingExtra, UnsupportedOperator
 
 try:
     import onnx
+    import onnx.shape_inference
     from onnx.backend.base import Backend as _Backend
     from onnx.backend.base import BackendRep
 except ImportError as _error:
@@ -93,11 +94,30 @@ class Backend(_Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """A file to run (SkipTest: an operator has no counterpart)."""
+        """A file to run (SkipTest: an operator has no counterpart; CalcError: another device)."""
+        if not cls.supports_device(device):
+            raise CalcError(f"prepare: device {device!r}: the backend runs on the CPU")
         try:
             return Prepared(model)
         except UnsupportedOperator as error:
             raise SkipTest(str(error)) from error
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[np.ndarray, ...]:
+        """The outputs of one node of the newest opset, on arrays in the order of its inputs."""
+        names = [name for name in node.input if name]
+        arrays = [np.asarray(x) for x in (inputs.values() if isinstance(inputs, Mapping) else inputs)]
+        if len(arrays) != len(names):
+            raise CalcError(f"run_node: {len(arrays)} arrays for the inputs {', '.join(names)}")
+        types = [onnx.helper.np_dtype_to_tensor_dtype(x.dtype) for x in arrays]
+        given = [onnx.helper.make_tensor_value_info(n, kind, x.shape) for n, kind, x in zip(names, types, arrays)]
+        ends = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+        model = onnx.shape_inference.infer_shapes(
+            onnx.helper.make_model(onnx.helper.make_graph([node], "node", given, ends))
+        )
+        return cls.prepare(model, device).run(arrays)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
+import resource
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 import calcvm as cv
 from calcvm import nn
-from tests.conftest import by_turns
+from tests.conftest import by_turns, whole_of
 from tests.frontends.files import exported, parsed
 from tests.frontends.networks import networks
 
@@ -24,12 +25,15 @@ OPTIMIZERS = {  # ours, PyTorch's, and how near the losses of five steps are
     "sgd": (lambda: cv.SGD(0.05), lambda p: torch.optim.SGD(p, 0.05), 1e-5),
     "adam": (lambda: cv.Adam(1e-3), lambda p: torch.optim.Adam(p, 1e-3), 1e-4),
 }
+MUTATED = 1000  # files of a part
 NOT_WRITTEN = ("llama",)  # by the older exporter
 
 
 def pytest_generate_tests(metafunc):
     if "exporter" in metafunc.fixturenames:
         by_turns(metafunc, 5, name=NETWORKS, exporter=["script", "training", "program"])
+    if "part" in metafunc.fixturenames:
+        metafunc.parametrize("part", range(100 if whole_of(metafunc) else 1))
     if "optimizer" in metafunc.fixturenames:
         by_turns(metafunc, 3, name=[n for n in NETWORKS if n not in NOT_WRITTEN], optimizer=OPTIMIZERS)
 
@@ -293,18 +297,71 @@ def test_arrays_outside_the_folder_are_refused(tmp_path, place):
         cv.load_onnx(folder / "net.onnx")
 
 
-def test_damaged_files(tmp_path):
-    whole = parsed(DENSE, w=W, b=[1, 2, 3]).SerializeToString()
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        damaged = bytearray(whole)
-        for at in rng.integers(0, len(whole), rng.integers(1, 4)):
-            damaged[at] = rng.integers(256)
-        cut = bytes(damaged[: rng.integers(len(whole))] if rng.random() < 0.3 else damaged)
-        with contextlib.suppress(cv.CalcError), np.errstate(all="ignore"):
-            cv.load_onnx(cut)
+WHOLE = [
+    parsed(DENSE, w=W, b=[1, 2, 3]),
+    parsed(
+        """net (float[N, 2, 8, 8] x) => (float[N, 4] y) {a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+        b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)  s = Shape <start = 0, end = 1> (b)  k = Constant <value_ints = [64]> ()
+        r = Concat <axis = 0> (s, k)  f = Reshape(b, r)  y = Gemm <transB = 1> (f, v)}""",
+        w=np.ones((4, 2, 3, 3)), v=np.ones((4, 64)),
+    ),
+    parsed(
+        """net (float[N, 2] x) => (float[N, 2] y) {three = Constant <value_int = 3> ()  yes = Constant <value = bool {1}> ()
+        y = Loop (three, yes, x) <body = round (int64 i, bool c, float[N, 2] v) => (bool on, float[N, 2] w)
+        {on = Identity(c)  w = Add(v, v)}>}"""
+    ),
+    parsed(
+        """net (float[N, 5, 3] x) => (float[N, 5, 4] y) {t = Transpose <perm = [1, 0, 2]> (x)  one = Constant <value_ints = [1]> ()
+        a, h, c = LSTM <hidden_size = 4> (t, w, r, b)  z = Squeeze(a, one)  y = Transpose <perm = [1, 0, 2]> (z)}""",
+        w=np.ones((1, 16, 3)), r=np.ones((1, 16, 4)), b=np.ones((1, 32)),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.time_limit(600)
+def test_mutated_files(part):
+    """An error, or the answer that ONNX's reference gives; never a crash, and no more memory than files of some kilobytes justify."""
+    rng, loaded = np.random.default_rng(part), 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for k in range(MUTATED):
+        mutated = bytearray(WHOLE[k % len(WHOLE)].SerializeToString())
+        for at in rng.integers(0, len(mutated), rng.integers(1, 4)):
+            mutated[at] = rng.integers(256)
+        file = bytes(mutated[: rng.integers(len(mutated))] if rng.random() < 0.2 else mutated)
+        try:
+            net = cv.load_onnx(file)
+        except cv.CalcError:
+            continue
+        loaded += 1
+        if loaded % 40 == 0 and all(dtype is None for _, dtype in net.inputs.values()):
+            beside_the_reference(net, file, rng)
+    assert loaded > MUTATED // 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19  # kilobytes
+
+
+def beside_the_reference(net, file, rng):
+    X = {
+        n: rng.standard_normal([2 if s is None else s for s in shape]).astype("float32")
+        for n, (shape, _) in net.inputs.items()
+    }
+    with np.errstate(all="ignore"):
+        try:
+            wanted = ReferenceEvaluator(onnx.load_from_string(file)).run(None, X)
+        except Exception:  # whatever the reference raises of a damaged file
+            return
+        found = cv.Model(net, batch_size=2).run(X)
+    for got, want in zip(found.values(), wanted):
+        np.testing.assert_allclose(
+            got, want, rtol=1e-3, atol=1e-3 * max(1, np.nan_to_num(abs(want), posinf=0).max(initial=0))
+        )
+
+
+def test_files_that_are_none(tmp_path):
     with pytest.raises(cv.NoSuchFile, match="there is no file"):
         cv.load_onnx(tmp_path / "none.onnx")
+    for text in (b"", b"no file of ONNX", b"\x08\x0a"):
+        with pytest.raises(cv.CalcError, match="is no ONNX file"):
+            cv.load_onnx(text)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -466,3 +523,29 @@ def test_the_number_of_the_best_from_the_batch_is_refused():
     text = """net (float[N, 3] x) => (float[N, K] y, int64[N, K] i) {s = Shape <end = 1> (x)  y, i = TopK(x, s)}"""
     with pytest.raises(cv.UnsupportedOperator, match="TopK in net: k depends on the batch"):
         cv.load_onnx(parsed(text))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("opset", [9, 10])
+def test_resizing_of_old_opsets(opset, mode):
+    """Places are x / scale, and the nearest one is below."""
+    name, n = ("Upsample", "Resize")[opset - 9], 5
+    text = f"""<ir_version: 5, opset_import: ["" : {opset}]> net (float[1, 1, {n}] x) => (float[1, 1, M] y)
+        {{s = Constant <value = float[3] {{1.0, 1.0, 1.6}}> ()  y = {name} <mode = "{mode}"> (x, s)}}"""
+    x = np.random.default_rng(0).standard_normal(n).astype("float32")
+    at = np.arange(8) / 1.6
+    wanted = x[np.floor(at).astype(int)] if mode == "nearest" else np.interp(at, np.arange(n), x)
+    found = cv.Model(cv.load_onnx(parser.parse_model(text))).run({"x": x.reshape(1, 1, n)})["y"]
+    np.testing.assert_allclose(found.ravel(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_one_node_by_the_backend():
+    from calcvm.onnx import Backend
+
+    a, b = np.ones((2, 3), "float32"), np.arange(12, dtype="float32").reshape(3, 4)
+    (found,) = Backend.run_node(helper.make_node("MatMul", ["a", "b"], ["y"]), [a, b])
+    np.testing.assert_array_equal(found, a @ b)
+    with pytest.raises(cv.CalcError, match="1 arrays for the inputs a, b"):
+        Backend.run_node(helper.make_node("MatMul", ["a", "b"], ["y"]), [a])
+    with pytest.raises(cv.CalcError, match="runs on the CPU"):
+        Backend.prepare(parsed(DENSE, w=W, b=[1, 2, 3]), "CUDA")

@@ -13,7 +13,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError
-from calcvm.graph import CalcGraph, Operation, Path, Variable, layouts_of, same_order
+from calcvm.graph import CalcGraph, Operation, Path, Variable, layouts_of
 from calcvm.graph_text.words import (
     BACKWARD,
     CONTINUED,
@@ -112,7 +112,7 @@ class _Writer:
     def found_layout(self, v: Variable) -> str:
         """The layout a parameter gets from its first reader, as the text's reader will choose it."""
         op, slot = self.first.get(v, (None, ""))
-        if op is None or _is_copy(op) or op.spec is GRADIENT_SPEC:
+        if op is None or op.is_copy or op.spec is GRADIENT_SPEC:
             return ""
         if op.spec.broadcast and v.rank < max(x.rank for x in op.inputs.values()):  # it is reshaped first
             return ""
@@ -196,7 +196,7 @@ class _Writer:
         spec, what = op.spec, f"operator {op.name!r}"
         if spec is GRADIENT_SPEC:
             return GRADIENT, []
-        if _is_copy(op):
+        if op.is_copy:
             return LAID, [("layout", repr(op.outputs["y"].layout))]
         if spec.category == EQUATION:
             return EQUATION, _equation(spec)
@@ -270,14 +270,6 @@ def _names(variables: Iterable[Variable]) -> str:
 
 def _results(*variables: Variable) -> tuple[Variable, ...]:
     return tuple(v for v in variables if v.kind == "result")
-
-
-def _is_copy(op: Operation) -> bool:
-    """Whether calcvm inserted this copy, because a reader needs its input in another layout."""
-    if op.spec is not OPS["transpose"]:
-        return False
-    x, y = op.inputs["x"], op.outputs["y"]
-    return not same_order(x.shape, x.layout, y.layout)
 
 
 def _equation(spec: OpSpec) -> Keywords:

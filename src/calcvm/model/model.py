@@ -56,6 +56,7 @@ from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 if TYPE_CHECKING:
+    import onnx
     from typing_extensions import Unpack
 
     from calcvm.edge.pack import Pack
@@ -947,6 +948,56 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
             self.image(),
             path,
         )
+
+    def to_onnx(self, path: str | PathLike[str] | BinaryIO | None = None, *, of: str = PREDICT) -> onnx.ModelProto:
+        """The forward of a path, with the present weights, as a file of ONNX, which other programs run.
+
+        Its inputs and outputs are those of the path, with their names; they hold for any batch.  Weights have the names and forms of
+        `state_dict`.  A state that the path keeps (`calcvm.carry`) is one more input, and one more output, ``NAME.next``.
+
+        Parameters
+        ----------
+        path : where it is written, also an open binary file; None: nowhere.
+        of : the path of the graph, such as "stream".
+
+        Returns
+        -------
+        onnx.ModelProto : checked by onnx.
+
+        Raises
+        ------
+        MissingExtra : onnx is not installed (extra ``onnx``).
+        UnsupportedOperator : operators have no counterpart in ONNX; the message names all of them, with their layers.
+        CalcError : the model was loaded or copied, and has no graph; the path is unknown, or has no output.
+        FileError : the file cannot be written; an existing one is unchanged.
+
+        Examples
+        --------
+        >>> model = cv.Model(nn.Linear(3) >> nn.Tanh(), input_shape=(2,), loss="mse", optimizer="adam")
+        >>> file = model.to_onnx("net.onnx")
+        >>> [node.op_type for node in file.graph.node], [array.name for array in file.graph.initializer]
+        (['Gemm', 'Tanh'], ['0.weight', '0.bias'])
+        >>> X = np.ones((5, 2), "float32")
+        >>> np.allclose(cv.Model(cv.load_onnx("net.onnx")).predict(X), model.predict(X))
+        True
+        """
+        from calcvm.files import write
+        from calcvm.frontends.onnx_writer import written
+
+        of = self.loaded.path(of)
+        if self._source is None:
+            raise CalcError(
+                "to_onnx: a loaded or copied model has no graph: build it again, and load_state_dict its weights"
+            )
+        names = self.program.info.get("state_names", {})
+        file = written(self._source[0].paths[of], self.get_weights(), names, self.program.dtype)
+        if path is None:
+            return file
+        if hasattr(path, "write"):
+            path.write(file.SerializeToString())
+        else:
+            write(path, lambda stream: stream.write(file.SerializeToString()))
+        return file
 
     def export(
         self,

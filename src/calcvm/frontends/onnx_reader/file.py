@@ -63,8 +63,8 @@ class File:
             model.ParseFromString(bytes(source))
         except Exception as error:  # of several classes, by the version of protobuf
             raise CalcError(f"load_onnx: {self.name} is no ONNX file, or a part of one: {error}") from error
-        if not model.graph.node and not model.graph.output:
-            raise CalcError(f"load_onnx: {self.name} has no graph: it is no ONNX file, or a part of one")
+        if not model.graph.output:
+            raise CalcError(f"load_onnx: {self.name} has no outputs: it is no ONNX file, or a part of one")
         return model
 
     # ------------------------------------------------------------ arrays
@@ -142,10 +142,14 @@ def _prepared(model: ModelProto) -> ModelProto:
         )
     if version < 13:
         _flatten_hardmax(model.graph)
+    old = {n.output[0] for n in nodes_of(model.graph) if version < 11 and n.op_type in ("Resize", "Upsample")}
     if version != newest and not _unknown(model.graph, version):
         model = _tried(
             f"it cannot be converted from opset {version} to {newest}", onnx.version_converter.convert_version, model, newest
         )  # fmt: skip
+    for n in nodes_of(model.graph):
+        if n.output and n.output[0] in old:  # conversion leaves it to the defaults of later opsets
+            _set(n, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     _rename(model.graph)
     bodies = {(n.domain, n.op_type) for n in nodes_of(model.graph) if not is_known(n) and _has_body(n, newest)}
     if bodies:
@@ -162,6 +166,12 @@ def _prepared(model: ModelProto) -> ModelProto:
             f"load_onnx: no counterpart of {told}: export the model without them, or give them as functions of the file, whose bodies are read"
         )
     return model
+
+
+def _set(n: NodeProto, **attributes: Any) -> None:
+    kept = [a for a in n.attribute if a.name not in attributes]
+    del n.attribute[:]
+    n.attribute.extend([*kept, *(onnx.helper.make_attribute(name, value) for name, value in attributes.items())])
 
 
 def _flatten_hardmax(graph: GraphProto) -> None:

@@ -334,6 +334,8 @@ class _Reader:
 
 
 def _is_weight(n: NodeProto, slot: int, x: np.ndarray) -> bool:
+    if n.op_type == "LayerNormalization" and (x == x.flat[0]).all():
+        return False  # one without a scale
     return slot in WEIGHTS.get(n.op_type, ()) and (n.op_type != "MatMul" or x.ndim > 1)
 
 

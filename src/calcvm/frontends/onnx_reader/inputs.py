@@ -130,11 +130,11 @@ def _typed(x: ValueInfoProto) -> str:
 def _dims(x: ValueInfoProto, given: Mapping[str, Any]) -> list[Any] | None:
     """Numbers, None for the batch if the user says so, and texts: names of sizes that are open."""
     if x.name in given:
-        what, dims = f"load_onnx: sizes[{x.name!r}]", x.type.tensor_type.shape.dim
+        what = f"load_onnx: sizes[{x.name!r}]"
         listed = checks.items(what, given[x.name], "sizes, None for the batch")
         sizes = [n if n is None else checks.integer(what, n, 0) for n in listed]
         if x.type.tensor_type.HasField("shape"):
-            fixed = [d.dim_value if d.HasField("dim_value") else None for d in dims]
+            fixed = [d.dim_value if d.HasField("dim_value") else None for d in x.type.tensor_type.shape.dim]
             if len(fixed) != len(sizes) or any(None not in (n, m) and n != m for n, m in zip(sizes, fixed)):
                 raise CalcError(
                     f"{what}: the file says {tuple(fixed)}, which {tuple(sizes)} does not fit".replace("None", "open")
