@@ -131,7 +131,7 @@ class Built:
         try:
             value = self._value(node)
         except (CalcError, ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
-            told = str(error) if isinstance(error, CalcError) else f"{type(error).__name__}: {error}"
+            told = str(error) if isinstance(error, (CalcError, ArithmeticError)) else f"{type(error).__name__}: {error}"
             by, name = self.imported.by, self.imported.name
             raise UnsupportedOperator(f"{by}: {node.name} in {node.path or name}: {told}") from error
         made = path.operations[before:]

@@ -287,7 +287,9 @@ def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Arranged:
 
 @onnx("PRelu")
 def prelu(b: Building, x: Any, slope: Any) -> Arranged:
-    if rank_of(slope) == 1 < rank_of(x) and slope.shape[0] not in (1, x.shape[-1]):  # of opset 6: one for each channel
+    if (
+        rank_of(slope) == 1 < rank_of(x) and slope.shape[0] == x.shape[1] != x.shape[-1]
+    ):  # of opset 6: one for each channel
         slope = arranged(b, slope).reshaped([slope.shape[0], *(1,) * (rank_of(x) - 2)])
     return _in_floats(b, F.prelu, x, slope)
 

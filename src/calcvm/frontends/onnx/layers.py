@@ -220,7 +220,7 @@ def max_pool(b: Building, x: Any, *, kernel_shape: Numbers, storage_order: int =
 
 
 def _largest(v: Variable, of: Windows) -> Variable:
-    if of.kernel == of.sizes and not any(map(any, of.pads)):
+    if of.kernel == of.sizes and {*of.dilations} == {1} and not any(map(any, of.pads)):
         return images.global_max_pool(v)
     few = math.prod(of.kernel) <= TAPS
     for part in [of] if few else [of.along(axis) for axis in reversed(range(len(of.sizes)))]:

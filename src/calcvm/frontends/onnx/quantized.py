@@ -139,6 +139,6 @@ def dequantize(
 def dynamic_quantize(b: Building, x: Any) -> tuple[Arranged, ...]:
     v = floats(b, x)
     least, largest = F.minimum(F.min(v), 0.0), F.maximum(F.max(v), 0.0)
-    scale = F.where(F.equal(least, largest), 1.0, largest - least) / 255.0
+    scale = F.div(F.where(F.equal(least, largest), 1.0, largest - least), b.constant(np.float64(255)))
     zero = F.round(-least / scale)
     return _saturated(_over(v, scale), zero, "uint8"), Arranged.of(scale), Arranged.of(in_type(zero, "uint8"))

@@ -95,6 +95,8 @@ class File:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(t.data_type)
             count = int(np.prod(t.dims, dtype=object))
             return np.frombuffer(self._outside(t, count * dtype.itemsize), dtype).reshape(tuple(t.dims))
+        except CalcError:
+            raise
         except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
             raise CalcError(f"load_onnx: the numbers of {t.name!r} are damaged: {error}") from error
 
@@ -145,7 +147,7 @@ def _prepared(model: ModelProto) -> ModelProto:
     old = {n.output[0] for n in nodes_of(model.graph) if version < 11 and n.op_type in ("Resize", "Upsample")}
     if version != newest and not _unknown(model.graph, version):
         model = _tried(
-            f"it cannot be converted from opset {version} to {newest}", onnx.version_converter.convert_version, model, newest
+            f"it cannot be converted from opset {version} to {newest}, write it with a newer opset", onnx.version_converter.convert_version, model, newest
         )  # fmt: skip
     for n in nodes_of(model.graph):
         if n.output and n.output[0] in old:  # conversion leaves it to the defaults of later opsets

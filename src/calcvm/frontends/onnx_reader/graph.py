@@ -33,6 +33,7 @@ OF_INTEGERS = ("Quantize", "Dequantize", "QLinear", "MatMulInteger", "ConvIntege
 MADE = ("val_", "lifted_tensor")  # names that PyTorch's exporter gives to constants
 OF_A_SHAPE = {"ConstantOfShape": 0, "Expand": 1, "Range": 1}  # and the input that may have the batch's size
 TAKES_FILLED = ("Expand", "GRU", "LSTM", "RNN", "Reshape", "Squeeze", "Unsqueeze")
+PARTS = (".", "/")  # the end of what many names begin with
 MOST_NODES = 100_000  # with loops written out
 
 Names = MutableMapping[str, Any]
@@ -74,7 +75,16 @@ def _values_of(graph: GraphProto, values: Mapping[str, Any]) -> dict[str, np.nda
             raise CalcError(
                 f"load_onnx: values: no input is called {checks.shown(name)}{meant(name, types)}; there are {', '.join(types)}"
             )
-    return {name: np.asarray(value, types[name]) for name, value in values.items()}
+    return {name: _numbers_of(name, value, types[name]) for name, value in values.items()}
+
+
+def _numbers_of(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CalcError(
+            f"load_onnx: values[{name!r}]: numbers of type {dtype} are wanted, not {checks.shown(value)}"
+        ) from error
 
 
 class _Reader:
@@ -407,10 +417,8 @@ def _chosen(trainable: Any, known: Sequence[str]) -> Any:
     names = [*checks.items("load_onnx: trainable", trainable, "True, False, or names of weights")]
     for given in names:
         checks.one_of("load_onnx: trainable", given, str, "a text, such as 'fc.weight', or 'fc.' for all that begin so")
-        if given not in known and not any(name.startswith(given) for name in known):
+        if given not in known and not (given.endswith(PARTS) and any(name.startswith(given) for name in known)):
             raise CalcError(
-                f"load_onnx: trainable: no weight is called {given!r}{meant(given, known)}, or begins so; there are {', '.join(known[:20])}"
+                f"load_onnx: trainable: no weight is called {given!r}{meant(given, known)}; there are {', '.join(known[:20])}"
             )
-    return lambda name: (
-        "named" if name in names else any(name.startswith(n) for n in names if n.endswith((".", "/", "_")))
-    )
+    return lambda name: "named" if name in names else any(name.startswith(n) for n in names if n.endswith(PARTS))

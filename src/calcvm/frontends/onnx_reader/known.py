@@ -18,6 +18,7 @@ from calcvm.frontends.onnx_reader.file import DOMAINS, OPSET
 from calcvm.ops.dims import affine
 
 MOST = 2**28  # elements of a result
+FIXED = "give the batch a number, by the whole shape of each input, sizes={'x': (8, 3)}"
 
 
 def computed(node: NodeProto, args: Sequence[Any], options: dict[str, Any]) -> tuple[Any, ...]:
@@ -46,7 +47,12 @@ def computed(node: NodeProto, args: Sequence[Any], options: dict[str, Any]) -> t
     except CalcError:
         raise
     except Exception as error:  # whatever the reference raises
-        raise Cannot(f"{type(error).__name__}: {error}") from error
+        told = (
+            f"{error}, for every batch: {FIXED}"
+            if isinstance(error, ArithmeticError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise Cannot(told) from error
 
 
 def _check_size(name: str, args: Sequence[Any]) -> None:
@@ -192,6 +198,6 @@ def _of_sizes(node: NodeProto, args: Sequence[Any], options: dict[str, Any]) -> 
     """A node on sizes of which some depend on the batch."""
     f = OF_SIZES.get(node.op_type)
     if f is None:
-        raise Cannot("it computes with the batch's size: give the batch a number, batch_axes=[None, ...]")
+        raise Cannot(f"it computes with the batch's size: {FIXED}")
     made = f(*(x if x is None or x.dtype == bool else np.asarray(x, object) for x in args), **options)
     return made if isinstance(made, np.ndarray) and made.dtype.kind == "b" else sizes(made)
