@@ -1,6 +1,8 @@
 """ONNX's own suite of cases by its own runner, and the table of docs/onnx.md that is made of its results.
 
-python -m tests.frontends.onnx_cases        # run all, and write the table
+python -m tests.frontends.onnx_cases            # run all, and write the table
+python -m tests.frontends.onnx_cases PART       # those with PART in their names
+python -m tests.frontends.onnx_cases --beside   # all, and by ONNX Runtime in the same process
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ TARGET = ROOT.parent / "shared" / "data" / "onnx" / "target_cases.csv"
 STEP, SLOPES = 1e-6, 2  # of differences, and directions that are tried
 
 
-def official(part: str = "") -> dict[str, dict[str, str]]:
-    """By kind and name: "" for a case that passes, or why it does not.  A skipped case does not pass."""
-    suite, found = BackendTest(Backend).test_suite, defaultdict(dict)
+def official(part: str = "", backend: type = Backend) -> dict[str, dict[str, str]]:
+    """By kind and name, on a backend of ONNX: "" for a case that passes, or why it does not.  A skipped case does not pass."""
+    suite, found = BackendTest(backend).test_suite, defaultdict(dict)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for test in _each(suite):
@@ -172,13 +174,32 @@ def written(found) -> str:
     return before + "\n".join([BEGIN, "", *table(found), "", END]) + rest.partition(END)[2]
 
 
+def beside(ours) -> list[str]:
+    """Counts of both, the target cases first where their list is here."""
+    from onnxruntime.backend.backend import OnnxRuntimeBackend
+
+    theirs = official(backend=OnnxRuntimeBackend)
+    groups = {kind: [*of] for kind, of in ours.items()}
+    if TARGET.exists():
+        for name, expanded in target().items():
+            groups.setdefault("target cases, expanded" if expanded == "1" else "target cases", []).append(name)
+    passed = [{name: not why for of in found.values() for name, why in of.items()} for found in (ours, theirs)]
+    return [
+        f"{group}: {' and '.join(str(sum(map(p.get, names))) for p in passed)} of {len(names)}"
+        for group, names in groups.items()
+    ]
+
+
 if __name__ == "__main__":
-    results = official(*sys.argv[1:2])
-    print("\n".join(summary(results)))
-    if not sys.argv[1:]:
-        LEFT.write_text(
-            "".join(f"{name}: {why}\n" for of in results.values() for name, why in sorted(of.items()) if why)
+    wanted = sys.argv[1] if sys.argv[1:] else ""
+    results = official("" if wanted == "--beside" else wanted)
+    if wanted == "--beside":
+        print("\n".join(beside(results)))
+    elif wanted:
+        print(
+            "\n".join([*summary(results), *(f"{n}: {why}" for of in results.values() for n, why in of.items() if why)])
         )
-        PAGE.write_text(written(results))
     else:
-        print("\n".join(f"{name}: {why}" for of in results.values() for name, why in of.items() if why))
+        print("\n".join(summary(results)))
+        LEFT.write_text("".join(f"{n}: {why}\n" for of in results.values() for n, why in sorted(of.items()) if why))
+        PAGE.write_text(written(results))
