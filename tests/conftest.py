@@ -23,6 +23,7 @@ os.environ.setdefault(
     "CALCVM_WORKERS", str(1 << 10)
 )  # which caps our default teams no more: they are tested at all cores
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("KERAS_BACKEND", "torch")
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"
 STDERR = pytest.StashKey[TextIO]()
 TIME_LIMIT, WHOLE_TIME_LIMIT = 300.0, 3600.0  # seconds of a test, or of one that runs the whole of a suite

@@ -385,6 +385,8 @@ def targets():
                 "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
             }.items()
         },
+        "cv.from_keras": plain(cv.from_keras, model=None),  # right ones: tests/frontends
+        "cv.from_sklearn": plain(cv.from_sklearn, estimator=None),
         "cv.from_torch": (lambda **wrong: cv.from_torch(*{"module": torch.nn.Linear(3, 2), "example": X, **wrong}.values()), ["module", "example"]),
         "cv.load_onnx": plain(cv.load_onnx, source=parsed("net (float[N, 4] x) => (float[N, 4] y) {y = Tanh(x)}"), sizes={}, values={}, batch_axes=[0], trainable=True),
         "cv.quantize": plain(cv.quantize, model=model(), data=X),
@@ -463,7 +465,7 @@ def trained():
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "Pack",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Results", "ShapeError", "SplitPlan",
-    "OnnxModel", "Stream", "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
+    "KerasModel", "OnnxModel", "Stream", "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
 

@@ -58,8 +58,10 @@ if _TYPE_CHECKING:
     from calcvm import zoo
     from calcvm.edge.pack import Pack
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
+    from calcvm.frontends.keras_model import KerasModel, from_keras
     from calcvm.frontends.onnx_model import OnnxModel, load_onnx
     from calcvm.frontends.pytorch import TorchModule, from_torch
+    from calcvm.frontends.sklearn_model import from_sklearn
     from calcvm.graph_text import read_graph
     from calcvm.indexed import cell, einsum, equation, indexes
     from calcvm.quantization import quantize
@@ -70,9 +72,9 @@ __version__ = "0.2.0"
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OnnxModel", "Pack", "Path", "Plan", "PlanError", "Processor",
+    "History", "KerasModel", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OnnxModel", "Pack", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Results", "ShapeError", "SplitModel", "SplitPlan", "Stream",
-    "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "from_torch", "grad_cam",
+    "TorchModule", "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "cell", "compile", "einsum", "equation", "explore", "from_keras", "from_sklearn", "from_torch", "grad_cam",
     "gradient", "indexes", "init", "load", "load_onnx", "load_program", "nn", "pad_sequences", "plan", "plan_devices", "quantize", "read_graph", "register_op", "saliency",
     "set_workers", "snapshot_ensemble", "zoo", *_functions, *_gathers, *_images, *_optimizers, *_sequences,
 ]  # fmt: skip
@@ -122,6 +124,10 @@ def __getattr__(name: str) -> object:
         return _later_name(name, "calcvm.split_model")
     if name == "Pack":
         return _later_name(name, "calcvm.edge.pack")
+    if name in ("KerasModel", "from_keras"):
+        return _later_name(name, "calcvm.frontends.keras_model")
+    if name == "from_sklearn":
+        return _later_name(name, "calcvm.frontends.sklearn_model")
     if name in ("TorchModule", "from_torch"):
         return _later_name(name, "calcvm.frontends.pytorch")
     if name in ("OnnxModel", "load_onnx"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from calcvm import functions as F
 from calcvm.errors import CalcError, UnsupportedOperator
-from calcvm.frontends import aten, onnx
+from calcvm.frontends import aten, keras, onnx
 from calcvm.frontends.arrangement import Arranged
 from calcvm.frontends.building import Cannot, variable
 from calcvm.frozen import frozen
@@ -21,6 +21,7 @@ from calcvm.ops.types import BYTES
 
 Shape = tuple[int | None, ...]
 TABLES: dict[str, Callable[[str], Callable[..., Any] | None]] = {
+    "from_keras": keras.counterpart,
     "from_torch": aten.counterpart,
     "load_onnx": onnx.counterpart,
 }

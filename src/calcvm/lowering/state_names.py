@@ -18,7 +18,7 @@ from calcvm.graph import CalcGraph, Variable
 
 RENAMED = {"scale": "weight", "shift": "bias", "slope": "weight"}  # parameters of layers, read as these inputs
 TURNED, FLAT = "turned", "flat"
-IMPORTED = re.compile(r"(^|\.)(torchmodule|onnxmodel)_\d+\.")
+IMPORTED = re.compile(r"(^|\.)(torchmodule|onnxmodel|kerasmodel)_\d+\.")
 
 
 def state_names(graph: CalcGraph) -> dict[str, dict[str, Any]]:

@@ -254,7 +254,7 @@ def build_graph(
 
     turned = (
         ""
-        if channels_last or not _seems_turned(input_shape)
+        if channels_last or isinstance(next(iter(network), None), nn.layers.Complete) or not _seems_turned(input_shape)
         else (
             f"input_shape {input_shape} has {input_shape[0]} channels, {input_shape[1]} by {input_shape[2]}: if the images' "
             "channels are last, give channels_last=True, or move them first, X.transpose(0, 3, 1, 2)"

@@ -34,6 +34,7 @@ MADE = ("val_", "lifted_tensor")  # names that PyTorch's exporter gives to const
 OF_A_SHAPE = {"ConstantOfShape": 0, "Expand": 1, "Range": 1}  # and the input that may have the batch's size
 TAKES_FILLED = ("Expand", "GRU", "LSTM", "RNN", "Reshape", "Squeeze", "Unsqueeze")
 PARTS = (".", "/")  # the end of what many names begin with
+UNNAMED = ("", "main_graph", "torch_jit")  # graphs that exporters have not named
 MOST_NODES = 100_000  # with loops written out
 
 Names = MutableMapping[str, Any]
@@ -104,7 +105,7 @@ class _Reader:
         doubles = any(a.dtype == np.float64 for a in self.initial.values()) or any(x.dtype == "float64" for x in given)
         doubles |= any(x.type.tensor_type.elem_type == 11 for x in self.graph.output)
         self.type = "float64" if doubles else "float32"
-        name = self.graph.name if self.graph.name not in ("", "main_graph", "torch_jit") else file.name
+        name = file.name if self.graph.name in UNNAMED else self.graph.name
         inputs = [
             (x.name, x.shape, x.dtype if not x.dtype.endswith(("16", "float32", "float64")) else None) for x in given
         ]
@@ -145,17 +146,11 @@ class _Reader:
 
     def is_weight(self, node: NodeProto | None, slot: int, name: str, x: np.ndarray) -> bool:
         """Whether an array is a parameter or a buffer."""
-        if name in self.weights:
-            return node is None or slot not in VALUES.get(node.op_type, ())
-        if (
-            x.dtype.kind != "f"
-            and str(x.dtype) != "bfloat16"
-            or not x.size
-            or node is None
-            or slot in VALUES.get(node.op_type, ())
-        ):
-            return False
-        if node.op_type.startswith(OF_INTEGERS):
+        looked_at = node is not None and slot in VALUES.get(node.op_type, ())
+        if node is None or looked_at or name in self.weights:
+            return name in self.weights and not looked_at
+        floats = x.dtype.kind == "f" or str(x.dtype) == "bfloat16"
+        if not floats or not x.size or node.op_type.startswith(OF_INTEGERS):
             return False
         if name in self.initial and not name.startswith(MADE):
             return bool(x.ndim) or self.trainable(name) == "named"
