@@ -20,6 +20,7 @@ from calcvm.vm.run.cuda.cost import Figures
 SOURCE = Path(cv.__file__).parent
 # Who else writes to a file, with the reason.
 OTHERS = {
+    "commands.py": "arrays into the file that files.write gives it",
     "edge/linker.py": "a temporary folder, which it removes",
     "edge/on_board.py": "runs in packs: beside and renamed (tests/edge/test_python_packs.py)",
     "kernels_cpu/_native.py": "the cache, which nobody names: beside and renamed, without a word where it fails",

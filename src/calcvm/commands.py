@@ -561,7 +561,11 @@ def run(
     """Compute the outputs of a network for one batch."""
     if out is not None:
         check_target(out, model)
+        if out.suffix.lower() != ".npz":
+            raise CalcError(f"{out}: outputs are written by name into a .npz file: name one")
     given = dict(_named(text) for text in input)
+    if len(given) < len(input):
+        raise CalcError(f"{model}: an input is given twice: name each, --input name=x.npy")
     arrays = {name: datasets.array(path) for name, path in given.items()}
     batch = max((len(x) for x in arrays.values() if x.ndim), default=1)
     loaded = cv.Model(cv.load_onnx(model), batch_size=batch) if is_onnx(model) else cv.load(model)

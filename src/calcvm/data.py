@@ -376,7 +376,10 @@ def array(path: Path) -> np.ndarray:
     """The array of a .npy file (CalcError: it is none; FileError: it cannot be read)."""
     try:
         with telling(str(path), "read"), path.open("rb") as file:
-            return np.load(file, allow_pickle=False)
+            found = np.load(file, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise ValueError("an archive of arrays")
+        return found
     except (ValueError, EOFError) as error:
         raise CalcError(f"{path}: no .npy file of a plain array: write it with numpy.save(path, x)") from error
 

@@ -95,3 +95,27 @@ def test_what_is_refused():
     poisson = MLPRegressor(hidden_layer_sizes=(4,), loss="poisson", max_iter=5).fit(X, np.abs(Y[:, 0]))
     with pytest.raises(cv.UnsupportedOperator, match="MLPRegressor"):
         cv.from_sklearn(poisson)
+
+
+@pytest.mark.parametrize("how", [{"with_mean": False}, {"with_std": False}, {"with_mean": False, "with_std": False}])
+def test_scalers_do_what_they_are_told(how):
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    x = np.random.default_rng(0).normal(5, 2, (40, 3))
+    estimator = make_pipeline(StandardScaler(**how), Ridge()).fit(x, x @ [1.0, 2, 3])
+    model = cv.Model(cv.from_sklearn(estimator), input_shape=(3,), loss="mse", optimizer="adam")
+    np.testing.assert_allclose(model.predict(x).ravel(), estimator.predict(x), rtol=1e-4)
+
+
+def test_clipping_scalers_and_empty_pipelines_are_refused():
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import Pipeline, make_pipeline
+    from sklearn.preprocessing import MinMaxScaler
+
+    x = np.random.default_rng(0).normal(5, 2, (40, 3))
+    with pytest.raises(cv.UnsupportedOperator, match=r"MinMaxScaler\(clip=True\)"):
+        cv.from_sklearn(make_pipeline(MinMaxScaler(clip=True), Ridge()).fit(x, x[:, 0]))
+    with pytest.raises(cv.CalcError, match="has no steps"):
+        cv.from_sklearn(Pipeline([("a", "passthrough")]))

@@ -576,3 +576,12 @@ def test_integers_from_ranges_are_those_of_the_reference():
         found = [*model.run({"x": x}).values()]
         differ += any((np.asarray(a) != b).any() for a, b in zip(found, reference.run(None, {"x": x})))
     assert differ == 0
+
+
+def test_outputs_have_their_names_whatever_operators_are_called():
+    net = cv.load_onnx(
+        parsed(
+            "net (float[N, 2] x) => (float[N, 2] add, float[N, 2] tanh) {a = Add(x, x) add = Tanh(a) tanh = Add(add, a)}"
+        )
+    )
+    assert [*cv.Model(net).run({"x": np.ones((1, 2))})] == ["add", "tanh"] == [*net.outputs]

@@ -47,6 +47,10 @@ def test_run_one_batch(net, tmp_path):
     assert (np.load(out)["y"] == 2 * X[:, :2]).all() and (np.load(out)["d"] == 0).all()
     assert "give its inputs x, z" in refused("run", tmp_path / "two.onnx", "--input", tmp_path / "z.npy")
     assert "no .npy file" in refused("run", net, "--input", net)
+    assert "no .npy file" in refused("run", net, "--input", out)
+    twice = ["--input", f"x={tmp_path / 'x.npy'}"] * 2
+    assert "given twice" in refused("run", net, *twice)
+    assert "a .npz file" in refused("run", net, *twice[:2], "--out", tmp_path / "y.csv")
 
 
 def test_a_converted_file_is_a_model(net, tmp_path):

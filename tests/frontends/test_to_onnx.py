@@ -364,6 +364,14 @@ def test_images_with_channels_last_in_bytes():
     check(model, {"input": np.random.default_rng(0).integers(0, 255, (4, 8, 9, 3)).astype("uint8")})
 
 
+@pytest.mark.parametrize("shape", [(8, 9, 1), (1, 6, 1), (6, 1, 2), (1, 1, 3)])
+def test_images_with_an_axis_of_one(shape):
+    """The elements lie in the same order, and the axes do not."""
+    how = {"channels_last": True, "loss": "mse", "optimizer": "adam", "batch_size": 4}
+    model = cv.Model(nn.Conv2d(4, 3, padding=1) >> nn.ReLU() >> nn.Flatten() >> nn.Linear(3), input_shape=shape, **how)
+    check(model, {"input": np.random.default_rng(0).standard_normal((4, *shape)).astype("float32")})
+
+
 def test_float64():
     net = nn.Linear(5) >> nn.Tanh() >> nn.LayerNorm() >> nn.Linear(3) >> nn.Softmax()
     model = cv.Model(net, input_shape=(4,), loss="mse", optimizer="adam", dtype="float64", batch_size=4)

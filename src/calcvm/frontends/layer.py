@@ -97,10 +97,7 @@ class ImportedLayer(Complete):
         given = [g.placeholder(name, shape, dtype) for name, shape, dtype in self._imported.inputs]
         with g.path("predict", adopt=False) as predict:
             results = self.call(*given, training=False)
-            names = self._imported.outputs
-            predict.output = tuple(
-                [v.rename(name if name not in g.variables else g.unique(name)) for v, name in zip(results, names)]
-            )
+            predict.output = tuple([_named(g, v, name) for v, name in zip(results, self._imported.outputs)])
         return g
 
     def sample_shape(self) -> tuple[int, ...]:
@@ -128,3 +125,9 @@ class ImportedLayer(Complete):
                 )
         with inputs[0].graph.whole(scope):
             return Built(self, self._imported, inputs, scope, training).results()
+
+
+def _named(g: CalcGraph, v: Variable, name: str) -> Variable:
+    """A result by its name there; by another one, if that is an input's, or another result's."""
+    known = g.variables.get(name, v)
+    return v.rename(name if known is v or known.unnamed else g.unique(name))

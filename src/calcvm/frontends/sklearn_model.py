@@ -21,7 +21,7 @@ SCALERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {  # mean and deviation o
     "MaxAbsScaler": lambda x: (None, x.scale_),
     "MinMaxScaler": lambda x: (-x.min_ / x.scale_, 1 / x.scale_),
     "RobustScaler": lambda x: (x.center_, x.scale_),
-    "StandardScaler": lambda x: (x.mean_, x.scale_),
+    "StandardScaler": lambda x: (x.mean_ if x.with_mean else None, x.scale_),
 }
 
 
@@ -66,8 +66,11 @@ def from_sklearn(estimator: Any) -> nn.Sequential:
     checks.one_of("from_sklearn", estimator, BaseEstimator, "an estimator of scikit-learn")
     steps = [step for _, step in estimator.steps] if isinstance(estimator, Pipeline) else [estimator]
     steps = [step for step in steps if step not in (None, "passthrough")]
+    if not steps:
+        raise CalcError("from_sklearn: the pipeline has no steps")
     *before, last = steps
     unknown = [name for x in before if (name := type(x).__name__) not in SCALERS]
+    unknown += [f"{type(x).__name__}(clip=True)" for x in before if getattr(x, "clip", False)]
     if type(last).__name__ not in (*LINEAR, "MLPClassifier", "MLPRegressor") or _output(last) == "exp":
         unknown.append(type(last).__name__)
     if unknown:
@@ -96,7 +99,8 @@ def _linear(weight: Any, bias: Any) -> nn.Linear:
 def _layers(x: Any) -> Iterator[Layer]:
     """The layers of an estimator."""
     if not hasattr(x, "coefs_"):
-        yield _linear(np.atleast_2d(x.coef_).T, x.intercept_)
+        coef = x.coef_.toarray() if hasattr(x.coef_, "toarray") else x.coef_  # sparse after sparsify()
+        yield _linear(np.atleast_2d(coef).T, x.intercept_)
         return
     for k, (weight, bias) in enumerate(zip(x.coefs_, x.intercepts_)):
         if k and x.activation != "identity":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial, wraps
-from io import BytesIO
+from io import BytesIO, TextIOBase
 from os import PathLike
 from sys import intern
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, overload
@@ -984,15 +984,18 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
         from calcvm.files import write
         from calcvm.frontends.onnx_writer import written
 
-        of = self.loaded.path(of)
+        of = self.loaded.path(checks.one_of("to_onnx: of", of, str, "a path's name, such as 'predict'"))
         if self._source is None:
             raise CalcError(
-                "to_onnx: a loaded or copied model has no graph: build it again, and load_state_dict its weights"
+                "to_onnx: a model that was loaded or copied, or that is in a fleet, has no graph: build it again, and load_state_dict its "
+                "weights"
             )
         names = self.program.info.get("state_names", {})
         file = written(self._source[0].paths[of], self.get_weights(), names, self.program.dtype)
         if path is None:
             return file
+        if isinstance(path, TextIOBase):
+            raise CalcError("to_onnx: the file is open for texts: open it for bytes, open(path, 'wb')")
         if hasattr(path, "write"):
             path.write(file.SerializeToString())
         else:

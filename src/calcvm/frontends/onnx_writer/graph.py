@@ -107,7 +107,7 @@ class _Writer:
     def input(self, v: Variable) -> onnx.ValueInfoProto:
         """As data are given; operators see channels first."""
         name = v.name
-        if not same_order(v.shape, v.layout, ""):
+        if v.laid != v.shape or not same_order(v.shape, v.layout, ""):
             name = self.made(f"{name}.as_seen", "Transpose", [v.name], perm=[*back(v.layout, v.rank)])
         self.n.tensors[v] = Tensor.of(name, v)
         return self.info(v.name, v, v.laid)
