@@ -598,6 +598,8 @@ def convert(
 ) -> None:
     """Write a file of ONNX as a model, which predict, evaluate, run, export and cv.load take, without the package onnx."""
     check_target(out, model)
+    if is_onnx(out):
+        raise CalcError(f"{out}: a model of calcvm is written: name it net.calc, or so")
     if not is_onnx(model):
         raise CalcError(f"{model} is no file of ONNX: model.to_onnx writes one, where the model was made")
     made = cv.Model(graph(str(model), USUAL, loss=loss), batch_size=batch_size, dtype=dtype)

@@ -380,6 +380,8 @@ def array(path: Path) -> np.ndarray:
         if not isinstance(found, np.ndarray):
             raise ValueError("an archive of arrays")
         return found
+    except CalcError:
+        raise
     except (ValueError, EOFError) as error:
         raise CalcError(f"{path}: no .npy file of a plain array: write it with numpy.save(path, x)") from error
 

@@ -461,6 +461,9 @@ def test_logits():
             shares if abs(wanted.sum(1) - 1).max() < 1e-5 else 1 / (1 + np.exp(-scores)), wanted, atol=1e-5
         )
     compare(functional(L.SimpleRNN(3, activation="sigmoid"), (4, 3)), logits=True)
+    for behind in (L.Flatten(), L.Dropout(0.3)):
+        with pytest.raises(cv.CalcError, match="y is not the last layer"):
+            cv.from_keras(keras.Model(x, behind(y)), logits=True)
     with pytest.raises(cv.CalcError, match="probabilities of y"):
         cv.from_keras(keras.Model(x, [y, L.Dense(2)(y)]), logits=True)
 
@@ -589,3 +592,8 @@ def test_what_is_left_out_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert cv.Model(net, batch_size=2).predict(np.ones((2, 4), np.float32)).shape == (2, 2)
+
+
+def test_einsum():
+    x = keras.Input((3, 4))
+    compare(keras.Model(x, keras.ops.einsum("bij,bkj->bik", x, x)))

@@ -220,7 +220,7 @@ def test_networks(name):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     weights, theirs = again.state_dict(), model.state_dict()
     kept = {n for n in theirs if "rnn." not in n and "weight_hh" not in n and "weight_ih" not in n and "bias_" not in n}
-    assert kept - weights.keys() <= {"head.weight"}  # which is tied
+    assert kept - weights.keys() <= {"head.weight", "mask"}  # which is tied, and which is no weight
     for n in kept & weights.keys():
         np.testing.assert_array_equal(weights[n], theirs[n])
 
@@ -506,3 +506,16 @@ def test_pytorch_weights_come_back():
     state = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in file.graph.initializer}
     assert state.keys() == module.state_dict().keys()
     assert all(torch.equal(x, state[n]) for n, x in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Standardize(np.array([1.0, 2, 3]), np.array([1.0, 2, 4])), nn.BatchNorm(affine=False), nn.Center()],
+    ids=repr,
+)
+def test_what_is_read_again_trains_what_trained(layer):
+    model = cv.Model(layer >> nn.Linear(2), input_shape=(3,), loss="mse", optimizer="adam", batch_size=4, seed=0)
+    again = cv.Model(cv.load_onnx(model.to_onnx()), loss="mse", optimizer="adam", batch_size=4)
+    assert [*again.parameters] == ["onnxmodel_1.1.weight", "onnxmodel_1.1.bias"]
+    X = np.random.default_rng(0).standard_normal((4, 3))
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-5, atol=1e-6)

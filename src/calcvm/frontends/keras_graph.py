@@ -156,6 +156,16 @@ def _names(functional: Any, outputs: int) -> list[str]:
 
 
 # ---------------------------------------------------------------- layers
+MOVES = (
+    "Dropout",
+    "Flatten",
+    "Identity",
+    "Permute",
+    "Reshape",
+    "ops.reshape",
+)  # layers that compute nothing in inference
+
+
 class _Reader:
     """Calls of layers as nodes."""
 
@@ -234,10 +244,21 @@ class _Reader:
             else:
                 continue
             if node.value not in results:
+                if any(self._moved(x) == node.value for x in results):
+                    raise CalcError(
+                        f"from_keras: logits=True: {node.path} is not the last layer: move it, or leave it out of the model"
+                    )
                 continue
+            if options.get("axis", -1) == 0:
+                raise CalcError(f"from_keras: logits=True: {node.path} is over the batch")
             if any(node.value in _read(other) for other in self.nodes):
                 raise CalcError(f"from_keras: logits=True: a layer reads the probabilities of {node.path}")
             self.nodes[k] = Node(node.value, name, node.path, node.type, node.args, options, node.trains)
+
+    def _moved(self, x: Value) -> Value:
+        """What an output is made of, by layers that compute nothing in inference."""
+        node = next((node for node in self.nodes if node.value == x), None)
+        return self._moved(node.args[0]) if node is not None and node.name in MOVES else x
 
     # ------------------------------------------------------------ what layers have
     def settings(self, x: Any, where: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def matmul(b: Building, x: Any, y: Any, **_: Any) -> Arranged:
 
 
 @keras("ops.einsum")
-def einsum(b: Building, subscripts: str, *operands: Any, **_: Any) -> Arranged:
+def einsum(b: Building, *operands: Any, subscripts: str, **_: Any) -> Arranged:
     return aten.einsum(b, subscripts, operands)
 
 

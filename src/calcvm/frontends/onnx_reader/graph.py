@@ -339,8 +339,8 @@ class _Reader:
 
 
 def _is_weight(n: NodeProto, slot: int, x: np.ndarray) -> bool:
-    if n.op_type == "LayerNormalization" and (x == x.flat[0]).all():
-        return False  # one without a scale
+    if x.size > 1 and (x == x.flat[0]).all():
+        return False  # a scale of ones, a shift of zeros: of a layer that has none
     return slot in WEIGHTS.get(n.op_type, ()) and (n.op_type != "MatMul" or x.ndim > 1)
 
 

@@ -66,6 +66,8 @@ class _Writer:
             raise CalcError(f"to_onnx: path {path.name!r} has no output: set path.output")
         self.operations = needed(self.results)
         read = dict.fromkeys(v for op in self.operations for v in op.inputs.values()) | dict.fromkeys(self.results)
+        norms = [op for op in self.operations if op.spec.name.startswith("batch_norm")]
+        self.running = {v for op in norms for v in op.inputs.values()}  # statistics that have a place in the file
         self.sources = [v for v in path.graph.variables.values() if v in read and v.kind != "result"]
         self.ends = {v.name for v in self.sources if v.kind in ("placeholder", "carry")}  # names of inputs and outputs
         self.n = Nodes(
@@ -116,6 +118,8 @@ class _Writer:
         """A parameter or buffer; its form in a state dict is that in the file."""
         facts = self.names.get(v.name, {"names": {v.name: v.name}})
         value, form = np.asarray(self.weights[v.name]), facts.get("form")
+        if v.kind == "buffer" and v not in self.running:  # it would be read as a weight that trains
+            return Tensor.of(self.n.fixed(facts["names"][v.name], value), v, value)
         there = value.T if form == "turned" else value.reshape(value.shape[:1]) if form == "flat" else value
         stored = self.n.store(facts["names"][v.name], there)
         if there.shape == value.shape and (form != "turned" or value.ndim < 2):
