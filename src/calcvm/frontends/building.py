@@ -51,6 +51,21 @@ class Building(Protocol):
     def constant(self, value: Any) -> Variable: ...
 
 
+def declaring(
+    table: dict[str, Callable[..., Any]],
+) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """A decorator that puts a function into a table, under the names of the operators that it is for."""
+
+    def named(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def declare(f: Callable[..., Any]) -> Callable[..., Any]:
+            table.update(dict.fromkeys(names, f))
+            return f
+
+        return declare
+
+    return named
+
+
 # ---------------------------------------------------------------- arguments
 def plain(b: Building, x: Any) -> Any:
     """A variable; arrays and numbers as they are."""

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from calcvm import checks
 from calcvm.errors import MissingExtra, warn
-from calcvm.frontends.layer import ImportedLayer
+from calcvm.frontends.layer import NamedLayer
 
 if TYPE_CHECKING:
     import keras
-
-    from calcvm.frontends.imported import Shape
 
 
 def from_keras(
@@ -71,7 +69,7 @@ def from_keras(
     return net
 
 
-class KerasModel(ImportedLayer):
+class KerasModel(NamedLayer):
     """A layer made of a model of Keras by `from_keras`.
 
     name : the model's.
@@ -88,11 +86,3 @@ class KerasModel(ImportedLayer):
     """
 
     of = "Keras"
-
-    @property
-    def inputs(self) -> dict[str, tuple[Shape, str | None]]:
-        return {name: (shape, dtype) for name, shape, dtype in self._imported.inputs}
-
-    @property
-    def outputs(self) -> dict[str, Shape]:  # type: ignore[override]
-        return dict(zip(self._imported.outputs, self._sizes))

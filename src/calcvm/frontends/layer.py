@@ -127,6 +127,18 @@ class ImportedLayer(Complete):
             return Built(self, self._imported, inputs, scope, training).results()
 
 
+class NamedLayer(ImportedLayer):
+    """A layer whose inputs and outputs have names there."""
+
+    @property
+    def inputs(self) -> dict[str, tuple[Shape, str | None]]:
+        return {name: (shape, dtype) for name, shape, dtype in self._imported.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Shape]:  # type: ignore[override]
+        return dict(zip(self._imported.outputs, self._sizes))
+
+
 def _named(g: CalcGraph, v: Variable, name: str) -> Variable:
     """A result by its name there; by another one, if that is an input's, or another result's."""
     known = g.variables.get(name, v)

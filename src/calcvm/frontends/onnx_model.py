@@ -7,12 +7,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from calcvm.errors import CalcError, MissingExtra
-from calcvm.frontends.layer import ImportedLayer
+from calcvm.frontends.layer import NamedLayer
 
 if TYPE_CHECKING:
     import onnx
-
-    from calcvm.frontends.imported import Shape
 
 
 def load_onnx(
@@ -80,7 +78,7 @@ def load_onnx(
     return OnnxModel(network)
 
 
-class OnnxModel(ImportedLayer):
+class OnnxModel(NamedLayer):
     """A layer made of a file of ONNX by `load_onnx`.
 
     name : the graph's.
@@ -97,11 +95,3 @@ class OnnxModel(ImportedLayer):
     """
 
     of = "ONNX"
-
-    @property
-    def inputs(self) -> dict[str, tuple[Shape, str | None]]:
-        return {name: (shape, dtype) for name, shape, dtype in self._imported.inputs}
-
-    @property
-    def outputs(self) -> dict[str, Shape]:  # type: ignore[override]
-        return dict(zip(self._imported.outputs, self._sizes))

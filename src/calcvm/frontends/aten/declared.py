@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from calcvm.frontends.building import declaring
+
 RANDOM = "bernoulli multinomial normal normal_functional rand rand_like randint randint_like randn randn_like randperm uniform".split()
 CHECKS = "_assert_async _assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size".split()
 # the argument with weights that rows read as (inputs, outputs)
@@ -15,16 +17,7 @@ ACROSS = {"linear": 1, "lstm": 2, "gru": 2, "rnn_tanh": 2, "rnn_relu": 2}
 GETITEM, SIZE = "getitem", "sym_size"
 
 ATEN: dict[str, Callable[..., Any]] = {}
-
-
-def aten(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the counterpart of operators, by their names without their forms: "max" for aten.max.dim."""
-
-    def declare(f: Callable[..., Any]) -> Callable[..., Any]:
-        ATEN.update(dict.fromkeys(names, f))
-        return f
-
-    return declare
+aten = declaring(ATEN)  # by names of operators without their forms: "max" for aten.max.dim
 
 
 def counterpart(name: str) -> Callable[..., Any] | None:

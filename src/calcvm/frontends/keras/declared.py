@@ -11,6 +11,7 @@ from typing import Any
 
 from calcvm import functions as F
 from calcvm.frontends.arrangement import Arranged
+from calcvm.frontends.building import declaring
 from calcvm.graph import Variable
 from calcvm.ops.dims import ONE
 
@@ -22,16 +23,7 @@ LEFT_OUT = (
     "ActivityRegularization AlphaDropout GaussianDropout GaussianNoise RandomBrightness RandomColorJitter RandomContrast RandomCrop "
     "RandomErasing RandomFlip RandomHue RandomRotation RandomSaturation RandomTranslation RandomZoom"
 ).split()
-
-
-def keras(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the function of layers."""
-
-    def declare(f: Callable[..., Any]) -> Callable[..., Any]:
-        KERAS.update(dict.fromkeys(names, f))
-        return f
-
-    return declare
+keras = declaring(KERAS)
 
 
 def counterpart(name: str) -> Callable[..., Any] | None:

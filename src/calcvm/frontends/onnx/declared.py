@@ -16,21 +16,12 @@ import numpy as np
 
 from calcvm import functions as F
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.building import Building, Cannot, Filled, variable
+from calcvm.frontends.building import Building, Cannot, Filled, declaring, variable
 from calcvm.graph import Variable
 from calcvm.ops.types import FLOAT, RANKS
 
 ONNX: dict[str, Callable[..., Any]] = {}
-
-
-def onnx(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the function of operators, by their types."""
-
-    def declare(f: Callable[..., Any]) -> Callable[..., Any]:
-        ONNX.update(dict.fromkeys(names, f))
-        return f
-
-    return declare
+onnx = declaring(ONNX)  # by types of nodes
 
 
 def counterpart(name: str) -> Callable[..., Any] | None:

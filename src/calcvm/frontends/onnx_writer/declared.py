@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calcvm.frontends.building import Cannot
+from calcvm.frontends.building import Cannot, declaring
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.types import dtype_of
 
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 
 WRITERS: dict[str, Callable[..., Any]] = {}
 INF = float("inf")
-
-
-def writes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the function of operators, by their names."""
-
-    def declare(f: Callable[..., Any]) -> Callable[..., Any]:
-        WRITERS.update(dict.fromkeys(names, f))
-        return f
-
-    return declare
+writes = declaring(WRITERS)  # by names of operators
 
 
 class Tensor(str):
