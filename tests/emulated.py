@@ -24,10 +24,11 @@ ARM = ROOT / ".arm"
 PYTHON = ARM / "root" / "usr" / "bin" / "python3"
 PACKAGES = ("numpy", "numba", "llvmlite", "pytest", "hypothesis", "greenlet")
 FILES = ("carry", "fit", "gemm", "lenet", "operators", "quantization", "recurrent", "streams", "switching", "training")
+# tests that start processes
 STARTING = (
     "switching.py::test_many_models_in_files_under_a_small_heap",
     "fit.py::test_ctrl_c_leaves_a_consistent_model",
-)  # processes
+)
 X86 = {
     "x86-64-v2": ("Nehalem", "Westmere", "SandyBridge"),
     "x86-64-v3": ("Haswell", "EPYC-Rome", "Skylake-Client"),

@@ -129,9 +129,7 @@ class Variable(Answering):
     settled: bool = field(default=False, repr=False)  # the layout is fixed, because something reads it
     unnamed: bool = field(default=False, repr=False)  # the name is automatic: a variable named by the user may take it
     steps: int | None = field(default=None, repr=False)  # of a carry: the most that it has room for
-    turned: bool | None = field(
-        default=None, repr=False
-    )  # whether a state dict has its axes reversed (None: see its reader)
+    turned: bool | None = field(default=None, repr=False)  # whether it is in state dicts (None: its reader decides)
     lengths: Variable | None = field(default=None, repr=False)  # of sequences (N, T, ...): steps of each sample, (N,)
 
     def rename(self, name: str) -> Variable:

@@ -14,7 +14,7 @@ from tests.frontends.files import exported
 from tests.frontends.test_generated import BATCH, Random
 
 CASES, SAMPLE = 500, 20
-WRITTEN: list[str] = []  # errors of files with the batch as a number
+MOST = 40  # files that are asked whether they take any batch
 RATE = 0.01
 
 
@@ -39,7 +39,6 @@ def model_with_any_batch(file, shape):
     try:
         model = model_of(cv.load_onnx(file), shape, BATCH)
     except (cv.UnsupportedOperator, cv.ShapeError) as error:
-        WRITTEN.append(str(error))
         assert "batch" in str(error) or "B" in str(error)
         return None
     return model
@@ -89,5 +88,12 @@ def test_a_random_module_as_a_file(seed):
 
 
 def test_most_files_take_any_batch():
-    """After the tests above, in their process."""
-    assert len(WRITTEN) <= CASES // 10
+    """Of all, those alone do not in which the exporter has written the batch as a number."""
+    fixed = 0
+    for seed in range(MOST):
+        module = Random(seed)
+        file = exported(module, (module.example,), [0], "training")
+        with torch.no_grad():
+            shape = module.eval()(module.example).shape
+        fixed += model_with_any_batch(file, shape) is None
+    assert fixed <= MOST // 8

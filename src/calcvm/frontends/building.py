@@ -18,6 +18,7 @@ from calcvm.graph import CalcGraph, Variable
 from calcvm.ops.dims import Affine, affine, show
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+OF_BATCH = "it computes with the batch's size: take a mean over the batch, or give the number as an input"
 Sizes = Sequence[int | Affine]
 
 
@@ -121,7 +122,7 @@ def is_number(x: Any) -> bool:
 def one_by_one(b: Building, f: Callable[..., Variable], x: Any, y: Any) -> Arranged:
     """A function of the elements of two operands, of which one is a variable."""
     if isinstance(x, Affine) or isinstance(y, Affine):
-        raise Cannot("it computes with the batch's size: take a mean over the batch, or give the number as an input")
+        raise Cannot(OF_BATCH)
     if isinstance(x, Arranged) and (is_number(y) or (isinstance(y, Arranged) and x.like(y))):
         return x.again(f, y)
     if isinstance(y, Arranged) and is_number(x):

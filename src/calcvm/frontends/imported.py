@@ -12,7 +12,7 @@ from calcvm import functions as F
 from calcvm.errors import CalcError, UnsupportedOperator
 from calcvm.frontends import aten, keras, onnx
 from calcvm.frontends.arrangement import Arranged
-from calcvm.frontends.building import Cannot, variable
+from calcvm.frontends.building import OF_BATCH, Cannot, variable
 from calcvm.frozen import frozen
 from calcvm.graph import Variable
 from calcvm.lazy import cached_property
@@ -175,9 +175,7 @@ class Built:
     def constant(self, value: Any) -> Variable:
         value = np.asarray(value)
         if value.dtype == object:
-            raise Cannot(
-                "it computes with the batch's size: take a mean over the batch, or give the number as an input"
-            )
+            raise Cannot(OF_BATCH)
         kind = str(value.dtype) if self.imported.by == "load_onnx" and value.dtype.kind != "f" else None
         kind = kind if kind in BYTES else kind and "int64"
         return self.graph.constant(self.graph.unique(f"{self.scope}.constant"), value, kind)

@@ -16,7 +16,7 @@ from calcvm.frontends.imported import Imported, Node, Shape, Tensor, Value
 from calcvm.frontends.keras import KERAS, LEFT_OUT, TRAINING
 
 BUFFERS = ("moving_mean", "moving_variance")
-# of a configuration: what does not matter once the weights are there
+# settings of a layer that are not read: the ends of their names, and names
 ENDS = ("_initializer", "_regularizer", "_constraint")
 OTHERS = ("dtype", "mask", "name", "seed", "trainable", "training")
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32")
@@ -156,14 +156,8 @@ def _names(functional: Any, outputs: int) -> list[str]:
 
 
 # ---------------------------------------------------------------- layers
-MOVES = (
-    "Dropout",
-    "Flatten",
-    "Identity",
-    "Permute",
-    "Reshape",
-    "ops.reshape",
-)  # layers that compute nothing in inference
+# layers that compute nothing in inference
+MOVES = ("Dropout", "Flatten", "Identity", "Permute", "Reshape", "ops.reshape")
 
 
 class _Reader:

@@ -36,8 +36,8 @@ def from_keras(
     Returns
     -------
     KerasModel
-        A layer: ``cv.Model(net, loss=..., optimizer=...)`` trains it, ``cv.Model(net)`` only predicts, ``net >> nn.Linear(3)`` is a part
-        of a network.  ``model.state_dict()`` has the paths of the weights, and arrays in Keras's form.
+        A layer.  ``cv.Model(net, loss=..., optimizer=...)`` trains it.  ``cv.Model(net)`` only predicts.  ``net >> nn.Linear(3)`` puts a
+        layer behind it.  Names and arrays of ``model.state_dict()`` are the paths of the weights and their values in Keras.
 
     Raises
     ------

@@ -62,7 +62,8 @@ class ImportedLayer(Complete):
         return outputs[0]
 
     def call(self, *inputs: Variable, training: bool) -> list[Variable]:
-        """Its outputs, for a graph of several inputs or outputs; a graph's paths share its parameters, ``torchmodule_1.<name>``.
+        """Its outputs, for a graph of several inputs or outputs; a graph's paths share its parameters, such as
+        ``torchmodule_1.<name>``.
 
         Parameters
         ----------

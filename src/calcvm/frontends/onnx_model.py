@@ -43,8 +43,8 @@ def load_onnx(
     Returns
     -------
     OnnxModel
-        A layer: ``cv.Model(net, loss=..., optimizer=...)`` trains it, ``cv.Model(net)`` only predicts, ``net >> nn.Linear(3)`` is a part
-        of a network.  ``model.state_dict()`` has the file's names and arrays.
+        A layer.  ``cv.Model(net, loss=..., optimizer=...)`` trains it.  ``cv.Model(net)`` only predicts.  ``net >> nn.Linear(3)`` puts a
+        layer behind it.  Names and arrays of ``model.state_dict()`` are the file's.
 
     Raises
     ------

@@ -113,11 +113,11 @@ class Model(methods.HasFastMethods, BaseModel, hints.Closed):
     Parameters
     ----------
     net : nn.Layer, list of nn.Layer, or CalcGraph
-        Layers, composed by ``>>`` or in a list, of which an imported network knows its input's shape, and without a loss only predicts; or a
-        graph with a path learn, which trains, and a path predict, whose
+        Layers, composed by ``>>`` or in a list; or a graph with a path learn, which trains, and a path predict, whose
         ``output`` `predict` returns (a variable or a tuple of them).  In a graph of several paths that train, such as a GAN's,
         these may have any names, and none need predict: see ``order`` of `fit`.  A graph defines its placeholders, losses and
-        optimizers itself, so of the other parameters only those of `calcvm.plan` apply.
+        optimizers itself, so of the other parameters only those of `calcvm.plan` apply.  A network of another library knows its
+        input's shape.  Without a loss it only predicts.
     input_shape : tuple of int
         Shape of one sample.
     loss : str or callable

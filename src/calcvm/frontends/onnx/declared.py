@@ -77,6 +77,19 @@ def place_of(axis: int, rank: int) -> int:
 
 
 # ---------------------------------------------------------------- types
+TYPES = {
+    1: FLOAT,
+    2: "uint8",
+    3: "int8",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: FLOAT,
+    11: FLOAT,
+    16: FLOAT,
+}  # by ONNX's numbers
+
+
 def in_floats(v: Variable) -> Variable:
     """Integers and conditions as floats, in which rows compute."""
     return v if v.type == FLOAT else F.cast(v, None)
@@ -90,6 +103,11 @@ def floats(b: Building, x: Any) -> Variable:
 def in_type(v: Variable, kind: str) -> Variable:
     """A variable in a type of `type_of`."""
     return v if v.type == kind else F.cast(v, None if kind == FLOAT else kind)
+
+
+def wrapped(v: Variable, kind: str) -> Variable:
+    """Floats in a type; narrow integers keep their lowest bits."""
+    return v if kind == FLOAT else in_type(in_type(v, "int64"), kind)
 
 
 def is_integer(x: Any) -> bool:

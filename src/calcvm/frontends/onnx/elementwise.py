@@ -13,6 +13,7 @@ from calcvm import functions as F
 from calcvm import gathers
 from calcvm.frontends.arrangement import Arranged
 from calcvm.frontends.building import (
+    OF_BATCH,
     Building,
     Cannot,
     Filled,
@@ -23,7 +24,18 @@ from calcvm.frontends.building import (
     plain,
     variable,
 )
-from calcvm.frontends.onnx.declared import ONNX, floats, in_floats, in_type, is_known, onnx, rank_of, type_of
+from calcvm.frontends.onnx.declared import (
+    ONNX,
+    TYPES,
+    floats,
+    in_floats,
+    in_type,
+    is_known,
+    onnx,
+    rank_of,
+    type_of,
+    wrapped,
+)
 from calcvm.graph import Variable
 from calcvm.ops.types import BYTES, FLOAT
 
@@ -34,7 +46,7 @@ Of = Callable[..., Variable]
 def _operand(b: Building, x: Any, other: Any) -> Any:
     """An operand as a number, if it is a finite one and gives the other's shape no other axes or sizes."""
     if is_known(x) and x.dtype == object:
-        raise Cannot("it computes with the batch's size")
+        raise Cannot(OF_BATCH)
     if isinstance(x, Filled) and rank_of(x) <= rank_of(other):
         fits = all(n in (1, m) for n, m in zip(reversed(x.shape), reversed(other.shape)))
         x = np.asarray(x.value, x.type) if fits else x
@@ -48,15 +60,10 @@ def _of_two(b: Building, f: Of, x: Any, y: Any) -> Arranged:
     return one_by_one(b, f, _operand(b, x, y), _operand(b, y, x))
 
 
-def _wrapped(v: Variable, kind: str) -> Variable:
-    """Floats in a type; narrow integers keep their lowest bits."""
-    return v if kind == FLOAT else in_type(in_type(v, "int64"), kind)
-
-
 def _each(b: Building, f: Of, x: Any) -> Arranged:
     """A function of floats, of each element; if those are integers, so are the results."""
     kind = type_of(x)
-    return arranged(b, x).again(lambda v: _wrapped(f(in_floats(v)), kind))
+    return arranged(b, x).again(lambda v: wrapped(f(in_floats(v)), kind))
 
 
 # ---------------------------------------------------------------- of one tensor
@@ -155,7 +162,7 @@ onnx("Not")(lambda b, x: arranged(b, x).again(F.logical_not))
 # ---------------------------------------------------------------- of two tensors
 def _in_floats(b: Building, f: Of, x: Any, y: Any) -> Arranged:
     """A function of two operands as floats, in the type of the first."""
-    return Arranged.of(_wrapped(f(floats(b, x), floats(b, y)), type_of(x)))
+    return Arranged.of(wrapped(f(floats(b, x), floats(b, y)), type_of(x)))
 
 
 def _arithmetic(b: Building, f: Of, x: Any, y: Any) -> Arranged:
@@ -301,14 +308,11 @@ def where(b: Building, condition: Any, x: Any, y: Any) -> Arranged:
 
 
 # ---------------------------------------------------------------- types
-_TYPES = {1: FLOAT, 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: FLOAT, 11: FLOAT, 16: FLOAT}
-
-
 @onnx("Cast")
 def cast(b: Building, x: Any, *, to: int, **_: Any) -> Arranged:
-    if to not in _TYPES:
+    if to not in TYPES:
         raise Cannot(f"ONNX's type {to} has no counterpart: float, double, uint8, int8, int32, int64 and bool have")
-    return arranged(b, x).again(lambda v: in_type(v, _TYPES[to]))
+    return arranged(b, x).again(lambda v: in_type(v, TYPES[to]))
 
 
 @onnx("CastLike")

@@ -28,8 +28,8 @@ from calcvm.frontends.onnx.declared import (
     rank_of,
     type_of,
     whole_numbers,
+    wrapped,
 )
-from calcvm.frontends.onnx.elementwise import _wrapped
 from calcvm.graph import Variable, apply
 from calcvm.indexed import equation
 from calcvm.ops.dims import BATCH, Affine, affine, numel
@@ -175,7 +175,7 @@ def _into(b: Building, x: Any, kept: str, to: Sequence[To], u: Any, update: str,
         conditions.append(f"to_{name}[{at}] == {name if n.constant else f'all_{name}[{name}]'}")
     here, (text, otherwise) = " and ".join(conditions), INTO[reduction]
     text = text.format(x=f"x[{kept}]", u=f"where({here}, u[{update}], {otherwise})", c=f"where({here}, 1, 0)")
-    return _wrapped(equation(f"y[{kept}] = {text}", **given), type_of(x))
+    return wrapped(equation(f"y[{kept}] = {text}", **given), type_of(x))
 
 
 def _inside(b: Building, places: Any, n: Affine) -> Variable:

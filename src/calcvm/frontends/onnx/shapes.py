@@ -14,6 +14,7 @@ from calcvm import images
 from calcvm.frontends.arrangement import Arranged
 from calcvm.frontends.building import Building, Cannot, Filled, arranged, plain, variable, whole
 from calcvm.frontends.onnx.declared import (
+    TYPES,
     in_floats,
     in_type,
     is_known,
@@ -24,7 +25,6 @@ from calcvm.frontends.onnx.declared import (
     type_of,
     whole_numbers,
 )
-from calcvm.frontends.onnx.elementwise import _TYPES
 from calcvm.frontends.onnx.places import nothing, numbers, taken
 from calcvm.indexed import einsum, equation
 from calcvm.ops.dims import ONE, Affine, affine, numel
@@ -309,7 +309,7 @@ def size_of(b: Building, x: Any) -> np.ndarray:
 
 @onnx("EyeLike")
 def eye_like(b: Building, x: Any, *, dtype: int | None = None, k: int = 0) -> np.ndarray:
-    kind = type_of(x) if dtype is None else _TYPES[dtype]
+    kind = type_of(x) if dtype is None else TYPES[dtype]
     rows, columns = (whole(n) for n in x.shape)
     return np.eye(rows, columns, k=k, dtype=b.type if kind == FLOAT else kind)
 

@@ -153,7 +153,7 @@ def _prepared(model: ModelProto) -> ModelProto:
         if n.output and n.output[0] in old:  # conversion leaves it to the defaults of later opsets
             _set(n, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
     _rename(model.graph)
-    bodies = {(n.domain, n.op_type) for n in nodes_of(model.graph) if not is_known(n) and _has_body(n, newest)}
+    bodies = {(n.domain, n.op_type) for n in nodes_of(model.graph) if not is_known(n) and _has_body(n)}
     if bodies:
         model = onnx.inliner.inline_selected_functions(model, [*bodies], exclude=False, inline_schema_functions=True)
     missing: dict[str, list[str]] = {}
@@ -242,7 +242,7 @@ def _unknown(graph: GraphProto, version: int) -> bool:
     return any(n.domain not in DOMAINS or not (n.domain or onnx.defs.has(n.op_type)) for n in nodes_of(graph))
 
 
-def _has_body(n: NodeProto, version: int) -> bool:
+def _has_body(n: NodeProto) -> bool:
     """Whether an operator is a function of others."""
     if n.domain not in DOMAINS or not onnx.defs.has(n.op_type, n.domain):
         return False

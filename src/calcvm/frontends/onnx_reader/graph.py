@@ -52,7 +52,8 @@ def imported(
         if 0 in x.shape:  # it has no elements
             known[x.name] = np.zeros([n or 1 if n != 0 else 0 for n in x.shape], x.dtype)
             given.remove(x)
-    if lacking := [x.name for x in given if x.name in looked_at(graph)]:
+    wanted = looked_at(graph)
+    if lacking := [x.name for x in given if x.name in wanted]:
         raise CalcError(
             f"load_onnx: the inputs {', '.join(lacking)} give shapes, axes, or the like, which must be known: "
             f"values={{{lacking[0]!r}: [...]}}"
